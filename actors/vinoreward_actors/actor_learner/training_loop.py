@@ -7,17 +7,15 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from vinoreward.errors import InputError, OutputError
-from vinoreward_actors.actor_learner.acting.environments import Episode
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluation
 from vinoreward_actors.actor_learner.acting.profile import COUNTERS, Breakdown
 from vinoreward_actors.actor_learner.checkpoint import TrainingState
 from vinoreward_actors.actor_learner.config import EVALUATE_EVERY
 from vinoreward_actors.actor_learner.controller import Pushed
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineError, Event
+from vinoreward_actors.actor_learner.engines.base import Engine, EngineError, Event, Messages
 from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.evaluating import Evaluations
 from vinoreward_actors.actor_learner.progress import CompressedShare, Progress, Summary
@@ -55,16 +53,6 @@ def _warn(progress: Progress) -> None:
             LOG.warning("evaluation, compressed policy: %s", one.pair.refused)
 
 
-@dataclass
-class _Messages:
-    """Messages since the last progress."""
-
-    events: list[Event] = field(default_factory=list)
-    compressor: list[dict[str, Any]] = field(default_factory=list)
-    ended: list[Episode] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
-
-
 class Loop:
     """One call of ``learn``; it starts the engine and changes the state in place."""
 
@@ -91,14 +79,16 @@ class Loop:
         self._share = CompressedShare()
         self._made: int | None = None
         """Version of the newest compressed weights."""
-        self._messages = _Messages()
+        self._messages = Messages()
+        self._evaluations: list[Evaluation] = []
+        """These and the messages are those since the last progress."""
         self._watched = self._pushed_at = state.learner.updates
         self._observations_given = -math.inf
         self._next_save = 0.0
         every, monitor = state.config.evaluate_every, state.controller.monitor
         if every is None:
             every = EVALUATE_EVERY if monitor is not None and monitor.needs_returns else 0
-        self._every, self._evaluating = every, evaluating if every else None
+        self._every, self._evaluating = every, evaluating
         self._next_evaluation = self._after(state.totals.steps)
         self._evaluated = -1
         """The newest evaluated version."""
@@ -148,7 +138,7 @@ class Loop:
             stopped=stopped,
             compressed_share=self._share.share if self._compressing else float("nan"),
             staleness=self._share.staleness,
-            evaluations=tuple(self._messages.evaluations),
+            evaluations=tuple(self._evaluations),
             compressor=tuple(self._messages.compressor),
             policy=policy,
             compressed=compressed,
@@ -248,7 +238,7 @@ class Loop:
         )
 
     def _cache(self, pulled: Sequence[int]) -> None:
-        if self._controller.monitor is not None or self._evaluating is not None:
+        if self._controller.monitor is not None or self._every:
             self._controller.cache_pushed(self._pushed, pulled)
 
     def _save(self) -> None:
@@ -271,8 +261,6 @@ class Loop:
 
     def _evaluate(self) -> None:
         """Take a finished evaluation; start one if it is due and none is running."""
-        if self._evaluating is None:
-            return
         self._take_evaluation()
         due = self._totals.steps >= self._next_evaluation
         pushed = self._pushed
@@ -284,12 +272,10 @@ class Loop:
         self._evaluating.begin(pushed, pair=pair)
 
     def _take_evaluation(self) -> None:
-        if self._evaluating is None:
-            return
         evaluation, events = self._evaluating.take()
         self._messages.events += events
         if evaluation is not None:
-            self._messages.evaluations.append(evaluation)
+            self._evaluations.append(evaluation)
             self._evaluated = evaluation.pair.full.version
             self._controller.evaluated(evaluation.pair, self._totals.version)
 
@@ -301,7 +287,7 @@ class Loop:
 
     def _finish_evaluation(self, check: Check) -> None:
         self._take_evaluation()
-        while self._evaluating is not None and self._evaluating.running:
+        while self._evaluating.running:
             self._take_messages()
             check(self._save)
             time.sleep(0.01)
@@ -314,13 +300,9 @@ class Loop:
         for _, episode in messages.episodes:
             self._totals.episodes += 1
             self._totals.returns.append(episode.reward if episode.score is None else episode.score)
-            self._messages.ended.append(episode)
-        self._messages.events += messages.events + self._controller.on_refused(
-            messages.refused, self._totals.version
-        )
-        self._messages.compressor += messages.compressor
-        if self._evaluating is not None and messages.compressor:
-            self._evaluating.on_reports(messages.compressor)
+        messages.events += self._controller.on_refused(messages.refused, self._totals.version)
+        self._messages.extend(messages)
+        self._evaluating.on_reports(messages.compressor)
         if messages.compressor or any(event.who == "compressor" for event in messages.events):
             self._starting = False
         made = [one["version"] for one in messages.compressor if "quality" in one]
@@ -339,7 +321,8 @@ class Loop:
     def _progress(self) -> Progress:
         seconds = time.monotonic() - self._start
         self._check_share(seconds)
-        messages, self._messages = self._messages, _Messages()
+        messages, self._messages = self._messages, Messages()
+        evaluations, self._evaluations = self._evaluations, []
         return Progress(
             steps=self._totals.steps,
             updates=self._learner.updates,
@@ -351,7 +334,7 @@ class Loop:
             events=tuple(messages.events),
             changes=self._controller.changes(),
             compressor=tuple(messages.compressor),
-            ended=tuple(messages.ended),
-            evaluations=tuple(messages.evaluations),
+            ended=tuple(episode for _, episode in messages.episodes),
+            evaluations=tuple(evaluations),
             pushed=self._pushed_at == self._learner.updates,
         )

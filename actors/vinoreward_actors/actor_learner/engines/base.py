@@ -73,6 +73,11 @@ class Messages:
         elif kind == "refused":
             self.refused.append((number, Refused(**value)))
 
+    def extend(self, later: Messages) -> None:
+        """Add later messages."""
+        for name, found in vars(later).items():
+            getattr(self, name).extend(found)
+
 
 class Engine(Closing):
     """Runs actors and compressor; a context manager that leaves nothing behind."""
