@@ -282,12 +282,11 @@ class TestFaults:
         assert "RuntimeError: the simulator fell over" in text
 
     def test_an_environment_that_fails_inline(self) -> None:
-        told = config(kwargs={"fault": "raise", "at": STEPS + 2})
+        told = config(environment="engine_environments:Falls")
         with started(INLINE, told) as engine:
             check_whole(take(engine)[0])
             with pytest.raises(EngineError, match="RuntimeError: the simulator fell over"):
-                while True:
-                    take(engine)
+                take(engine)
 
 
 class TestCompression:

@@ -72,6 +72,15 @@ class Watched(Numbered):
         part.rename(self._folder / f"{os.getpid()}.json")
 
 
+class Falls(Numbered):
+    """Fails at its twelfth step, in any process."""
+
+    def step(self, action: Any) -> Any:
+        if self._steps == 11:
+            raise RuntimeError("the simulator fell over")
+        return super().step(action)
+
+
 class Fragile(Remembers):
     """Counts its pushes; something happens in one of them, once.
 

@@ -114,10 +114,9 @@ class Compressor:
         weights = self._link.pull(FULL_PRECISION, self._have, wait=wait)
         if weights is None:
             return
-        # A copy: compression is slow, and the learner's next weights need the memory.
         pushed = weights.policy()
-        copies = {name: np.array(one) for name, one in pushed.float_parameters().items()}
-        teacher = pushed.replace(parameters=copies, backend=self._config.backend)
+        parameters = pushed.float_parameters()
+        teacher = pushed.replace(parameters=parameters, backend=self._config.backend)
         self._have = teacher.version
         with self._reporting(self._have):
             self._push(teacher, self._link.settings())

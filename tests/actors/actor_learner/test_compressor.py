@@ -67,7 +67,7 @@ def test_weights_that_are_always_too_old_are_told():
 
     summary = training(None, Slow(0.5), max_staleness=0).learn(200_000, watch)
     assert "of the last 50 updates acted compressed" in told[0]
-    assert "actors use none older than 0" in told[0] and "max_staleness" in told[0]
+    assert "the limit is 0" in told[0] and "max_staleness" in told[0]
     assert summary.compressed_share < 0.5
 
 

@@ -1,6 +1,5 @@
 """Shared memory: reserved when it is made, private, and gone when its maker is gone."""
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -11,12 +10,10 @@ from full_disk import nearly_full_disk
 from shared_memory_children import SHARED_MEMORY, segments_of
 
 from vinoreward.errors import ConfigError, SharedMemoryError
-from vinoreward_actors.actor_learner.transport import shared_memory
 from vinoreward_actors.actor_learner.transport.shared_memory import (
     ControlBlock,
     Segment,
     SegmentSpec,
-    remove_leftovers,
     wait_until,
 )
 from vinoreward_actors.actor_learner.transport.weight_store import WeightStore
@@ -111,37 +108,6 @@ def test_a_killed_creator_is_cleaned_up_after():
     assert done.returncode == -9
     pid = int(done.stdout.split()[0])
     assert wait_until(lambda: segments_of(pid) == [], timeout=30)
-
-
-def test_what_even_the_tracker_left_is_removed_at_the_next_start():
-    both = "from multiprocessing.resource_tracker import _resource_tracker as t; import signal;"
-    done = python(CREATE + both + "os.kill(t._pid, signal.SIGKILL);" + KILL)
-    assert done.returncode == -9
-    with Segment.create(64) as mine:
-        remove_leftovers()
-        assert (SHARED_MEMORY / mine.spec.name).exists()
-    assert not (SHARED_MEMORY / done.stdout.split()[1]).exists()
-
-
-def test_a_leftover_is_ours_of_a_dead_process_and_not_locked(tmp_path, monkeypatch):
-    # A folder of its own: whatever else starts meanwhile cleans /dev/shm too.
-    monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
-    dead = f"vinoreward_99999999_{'0' * 16}"
-    locked = f"vinoreward_99999999_{'1' * 16}"
-    others = (f"vinoreward_{os.getpid()}_{'2' * 16}", "vinoreward_99999999", "psm_12345678")
-    for name in (dead, locked, *others):
-        (tmp_path / name).write_bytes(b"")
-    with (tmp_path / locked).open("wb") as held:
-        # A process in another container: its pid means nothing here, but its lock does.
-        fcntl.flock(held, fcntl.LOCK_EX)
-        assert remove_leftovers() == (dead,)
-    assert remove_leftovers() == (locked,)
-    if os.geteuid() == 0:  # who could remove what is another user's
-        (tmp_path / dead).write_bytes(b"")
-        os.chown(tmp_path / dead, 65534, -1)
-        assert remove_leftovers() == ()
-        (tmp_path / dead).unlink()
-    assert {path.name for path in tmp_path.iterdir()} == set(others)
 
 
 # Words that processes share

@@ -217,26 +217,6 @@ TestSlots.settings = settings(max_examples=80, stateful_step_count=50, deadline=
 # Several processes
 
 
-def test_two_actors_deliver_everything_whole_once_and_in_order():
-    count = 200
-    with (
-        TrajectoryRing.create(SPEC, 2) as ring,
-        ControlBlock.create(2, ("inserts",)) as control,
-        child(write_many, ring.spec, control.spec, 0, count),
-        child(write_many, ring.spec, control.spec, 1, count),
-    ):
-        got = defaultdict(list)
-        for _ in range(count):
-            with ring.take(2, timeout=60) as batch:
-                for trajectory in batch:
-                    got[trajectory.actor].append(number_of(trajectory))
-        assert got == {0: list(range(count)), 1: list(range(count))}
-        assert ring.ready() == 0
-        assert control.total("inserts") >= 2 * count - 2
-        assert control.silence(0) < 60
-    assert ring.spec.segment.name not in segments_of(os.getpid())
-
-
 def test_an_actor_killed_in_mid_write_is_replaced_and_its_half_is_never_read():
     with (
         TrajectoryRing.create(SPEC, 2) as ring,

@@ -40,7 +40,6 @@ from vinoreward_actors.actor_learner.transport.shared_memory import (
     ControlBlock,
     ControlSpec,
     aligned,
-    remove_leftovers,
     wait_until,
 )
 from vinoreward_actors.actor_learner.transport.trajectory import (
@@ -295,7 +294,6 @@ class LocalEngine(Engine):
         return self._open_memory
 
     def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> None:
-        remove_leftovers()
         config = self._config
         self._open_memory = memory = _Memory(config, policy, observations)
         names = enumerate(config.process_names())

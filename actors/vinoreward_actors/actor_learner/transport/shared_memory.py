@@ -2,7 +2,7 @@
 
 The process that creates a segment owns its name and removes it: on ``close``, on garbage
 collection, at interpreter exit. After ``kill -9``, Python's resource tracker removes it once the
-children have ended; :func:`remove_leftovers` removes the rest at the next start.
+children have ended.
 
 Processes wait by polling and share single words, each with one writer: a killed process would never
 release a lock.
@@ -20,7 +20,6 @@ Pitfalls that shape this module:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import mmap
 import os
@@ -131,9 +130,6 @@ class Segment(Closing):
         named.close()
         try:
             with _opened(name) as descriptor:
-                # Marks the file as in use for processes that cannot see our pid (other containers).
-                # The mapping duplicates the descriptor, so the lock lasts until this process ends.
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.posix_fallocate(descriptor, 0, size)
                 mapping = _mapped(descriptor, size)
         except (OSError, OverflowError) as error:
@@ -204,34 +200,6 @@ class InSegment(Closing):
     def close(self) -> None:
         """Release the memory; the creator also removes it from the system."""
         self._segment.close()
-
-
-def _alive(pid: int) -> bool:
-    with contextlib.suppress(PermissionError, OverflowError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
-
-
-def remove_leftovers() -> tuple[str, ...]:
-    """Remove this user's segments whose creators have ended; return their names."""
-    removed: list[str] = []
-    for path in sorted(_FOLDER.glob(PREFIX + "*")):
-        match = _NAME.fullmatch(path.name)
-        if match is None or _alive(int(match.group(1))):
-            continue
-        # Another clean-up or the tracker may be faster, a file another user's, or in use in another
-        # container, where its creator has locked it.
-        with contextlib.suppress(FileNotFoundError, PermissionError, BlockingIOError):
-            if path.stat().st_uid != os.geteuid():
-                continue
-            with _opened(path.name) as descriptor:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-            removed.append(path.name)
-    return tuple(removed)
 
 
 # Synchronisation without locks, which a killed process would never release.
