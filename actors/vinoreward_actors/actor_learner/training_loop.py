@@ -15,7 +15,7 @@ from vinoreward_actors.actor_learner.acting.profile import COUNTERS, Breakdown
 from vinoreward_actors.actor_learner.checkpoint import TrainingState
 from vinoreward_actors.actor_learner.config import EVALUATE_EVERY
 from vinoreward_actors.actor_learner.controller import Pushed
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineError, Event, Messages
+from vinoreward_actors.actor_learner.engines.base import Engine, EngineError, Messages
 from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.evaluating import Evaluations
 from vinoreward_actors.actor_learner.progress import CompressedShare, Progress, Summary
@@ -29,8 +29,6 @@ LAST_TIMEOUT = 10.0
 to the start timeout."""
 OBSERVATIONS_EVERY = 0.5
 """Minimum seconds between two transfers of observations to the compressor; 29 MB for images."""
-PATIENCE = 60.0
-"""Seconds after which a compressor without any report counts as idle."""
 WATCH_EVERY = 10
 """Updates between two updates of the monitor."""
 SAVE_SHARE = 0.1
@@ -66,7 +64,6 @@ class Loop:
         self._engine, self._state = engine, state
         self._learner, self._config = state.learner, state.config
         self._controller, self._totals = state.controller, state.totals
-        self._staleness_limit = settings.actor.max_staleness
         self._compressing = state.chain is not None
         self._starting = self._compressing  # until the first message from or about the compressor
         limiter, pending = settings.limiter, state.pending
@@ -77,8 +74,6 @@ class Loop:
         self._metrics: dict[str, float] = {}
         self._experience: dict[str, float] = {}
         self._share = CompressedShare()
-        self._made: int | None = None
-        """Version of the newest compressed weights."""
         self._messages = Messages()
         self._evaluations: list[Evaluation] = []
         """These and the messages are those since the last progress."""
@@ -305,22 +300,9 @@ class Loop:
         self._evaluating.on_reports(messages.compressor)
         if messages.compressor or any(event.who == "compressor" for event in messages.events):
             self._starting = False
-        made = [one["version"] for one in messages.compressor if "quality" in one]
-        self._made = max(made, default=self._made)
-
-    def _check_share(self, seconds: float) -> None:
-        """Warn if almost no steps act compressed."""
-        waiting = self._starting and self._settings.enabled and seconds < PATIENCE
-        if not self._compressing or waiting:
-            return
-        behind = None if self._made is None else self._totals.version - self._made
-        words = self._share.alarm(self._settings, behind, self._staleness_limit)
-        if words is not None:
-            self._messages.events.append(Event("compressor", words))
 
     def _progress(self) -> Progress:
         seconds = time.monotonic() - self._start
-        self._check_share(seconds)
         messages, self._messages = self._messages, Messages()
         evaluations, self._evaluations = self._evaluations, []
         return Progress(

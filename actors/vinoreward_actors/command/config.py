@@ -81,7 +81,7 @@ class ActorsConfig:
     environments: Count = 1
     """Environments per actor, stepped as one batch: try this before compressing."""
     engine: str = "local"
-    """local processes, or ray for a cluster."""
+    """local processes, ray for a cluster, or inline: all in this process, exact to the bit."""
     backend: str = "openvino"
     """Backend for full-precision weights in actors: openvino, onnxruntime, numpy; torch is eager
     PyTorch, the papers' baseline."""
