@@ -28,11 +28,7 @@ from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.inline import InlineEngine
 from vinoreward_actors.actor_learner.engines.local import LocalEngine
 from vinoreward_actors.actor_learner.engines.ray.engine import RayEngine
-from vinoreward_actors.actor_learner.evaluating import (
-    BackgroundEvaluations,
-    Evaluations,
-    InlineEvaluations,
-)
+from vinoreward_actors.actor_learner.evaluating import BackgroundEvaluations, InlineEvaluations
 from vinoreward_actors.actor_learner.learners.base import Learner
 from vinoreward_actors.actor_learner.progress import Progress, Summary
 from vinoreward_actors.actor_learner.training_loop import Loop
@@ -202,9 +198,10 @@ class ActorLearner:
             )
         self._resumed = True
         settings = engine_config(state, self._environment, compressor)
+        evaluations = InlineEvaluations if config.engine == "inline" else BackgroundEvaluations
         with (
             make_engine(config.engine, settings) as engine,
-            self._evaluations(engine) as evaluating,
+            evaluations(self._evaluation, config) as evaluating,
             interrupt_between() as check,
         ):
             self._running = Loop(engine, settings, state, evaluating)
@@ -212,12 +209,6 @@ class ActorLearner:
                 return self._running.run(total_steps, on_progress, check)
             finally:
                 self._running = None
-
-    def _evaluations(self, engine: Engine) -> Evaluations:
-        if engine.exact:
-            return InlineEvaluations(self._evaluation, self.config, engine)
-        cache = self._state.controller.cache
-        return BackgroundEvaluations(self._evaluation, self.config, engine, cache)
 
 
 def check_kind(field: str, value: object, kind: type, expected: str, remedy: str) -> None:

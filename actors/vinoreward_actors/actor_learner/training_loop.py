@@ -85,8 +85,8 @@ class Loop:
             every = EVALUATE_EVERY if monitor is not None and monitor.needs_returns else 0
         self._every, self._evaluating = every, evaluating
         self._next_evaluation = self._after(state.totals.steps)
-        self._evaluated = -1
-        """The newest evaluated version."""
+        self._evaluated = state.totals.version
+        """The newest evaluated version; the first weights are not evaluated."""
         self._start = time.monotonic()
         self._pushed = self._to_push()
         self._cache(())
@@ -109,11 +109,13 @@ class Loop:
                 self._take_messages()
                 if learned:
                     self._push()
-                    self._evaluate()
+                    if totals.steps < total_steps:  # else once its last weights are compressed
+                        self._evaluate()
                     stopped = bool((on_progress or _warn)(self._progress()))
                 if time.monotonic() > self._next_save:
                     self._save()
                 check(self._save)
+            policy, compressed = self._last_policies(check)
             if not stopped:
                 self._last_evaluation(check)
         except EngineError:
@@ -122,7 +124,6 @@ class Loop:
             raise
         self._save()
         breakdown, learner_seconds = self.profile()
-        policy, compressed = self._last_policies(check)
         return Summary(
             steps=totals.steps,
             updates=self._learner.updates,
@@ -257,21 +258,31 @@ class Loop:
     def _evaluate(self) -> None:
         """Take a finished evaluation; start one if it is due and none is running."""
         self._take_evaluation()
-        due = self._totals.steps >= self._next_evaluation
-        pushed = self._pushed
-        if not due or self._evaluating.running or pushed.version <= self._evaluated:
+        if self._evaluating.running or self._totals.steps < self._next_evaluation:
             return
+        pushed, compressed = self._pushed, None
+        if self._compressing and self._settings.enabled:
+            if self._starting:
+                return  # soon there is a compressed form
+            compressed = self._engine.compressed_policy()
+        if compressed is not None:
+            # Of the same version, so that they differ by compression alone.
+            pushed = self._controller.cache.get(compressed.version) or pushed
+            if pushed.version != compressed.version or self._too_old(pushed):
+                pushed, compressed = self._pushed, None
         self._next_evaluation = self._after(self._totals.steps)
-        self._evaluated = pushed.version
-        pair = self._compressing and self._settings.enabled
-        self._evaluating.begin(pushed, pair=pair)
+        if pushed.version > self._evaluated:
+            self._evaluated = pushed.version
+            self._evaluating.begin(pushed, compressed)
+
+    def _too_old(self, pushed: Pushed) -> bool:
+        return self._totals.version - pushed.version > self._config.max_staleness
 
     def _take_evaluation(self) -> None:
         evaluation, events = self._evaluating.take()
         self._messages.events += events
         if evaluation is not None:
             self._evaluations.append(evaluation)
-            self._evaluated = evaluation.pair.full.version
             self._controller.evaluated(evaluation.pair, self._totals.version)
 
     def _last_evaluation(self, check: Check) -> None:
@@ -297,7 +308,6 @@ class Loop:
             self._totals.returns.append(episode.reward if episode.score is None else episode.score)
         messages.events += self._controller.on_refused(messages.refused, self._totals.version)
         self._messages.extend(messages)
-        self._evaluating.on_reports(messages.compressor)
         if messages.compressor or any(event.who == "compressor" for event in messages.events):
             self._starting = False
 

@@ -56,11 +56,9 @@ def test_a_segment_is_zeroed_private_reserved_and_removed():
 
 def test_what_cannot_be_attached_or_reserved_is_refused():
     before = segments_of(os.getpid())
-    with Segment.create(64) as segment:
-        with pytest.raises(SharedMemoryError, match=r"64 bytes\. Expected 128"):
-            Segment.attach(SegmentSpec(segment.spec.name, 128))
-        with pytest.raises(SharedMemoryError, match="not a segment's name"):
-            Segment.attach(SegmentSpec("../../etc/passwd", 64))
+    expected = pytest.raises(SharedMemoryError, match=r"64 bytes\. Expected 128")
+    with Segment.create(64) as segment, expected:
+        Segment.attach(SegmentSpec(segment.spec.name, 128))
     for size in (1 << 50, 1 << 80):
         with pytest.raises(SharedMemoryError, match=r"cannot reserve .* MB .*are free.*shm-size"):
             Segment.create(size)

@@ -201,8 +201,9 @@ class Evaluation:
         steps: environment steps at the push of the evaluated weights.
         seconds: since the start of this ``learn`` at that push.
         took: seconds that the evaluation took, in its own process.
-        pair: both of one version. Full precision only if there is no compression, the compressor
-            was late by a minute, or its policy was not usable.
+        pair: both of one version, the newest with a compressed form. Full precision only if there
+            is no compression, the compressor is late by more than ``max_staleness``, or its policy
+            was not usable.
     """
 
     steps: int

@@ -23,7 +23,6 @@ import contextlib
 import math
 import mmap
 import os
-import re
 import secrets
 import threading
 import time
@@ -48,7 +47,6 @@ WORD = 8
 LINE_WORDS = ALIGNMENT // WORD
 
 _FOLDER = Path("/dev/shm")
-_NAME = re.compile(re.escape(PREFIX) + r"(\d+)_[0-9a-f]{16}")
 _STOP, _LEARNER_VERSION, _SAMPLES = range(3)
 
 
@@ -144,10 +142,6 @@ class Segment(Closing):
         Raises:
             SharedMemoryError: it is gone, not ours, or smaller than its spec.
         """
-        if _NAME.fullmatch(spec.name) is None:
-            raise SharedMemoryError(
-                f"{spec.name!r} is not a segment's name. Expected the spec of Segment.create."
-            )
         try:
             with _opened(spec.name) as descriptor:
                 size = os.fstat(descriptor).st_size
