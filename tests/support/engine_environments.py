@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,6 @@ from faulty_environments import Numbered, Remembers
 
 from vinoreward_actors.compression.chain import CompressionContext
 from vinoreward_actors.policies.policy import Policy
-
-WORK = 4.0
-"""Seconds that a long push takes."""
 
 
 class Watched(Numbered):
@@ -76,14 +72,22 @@ class Watched(Numbered):
         part.rename(self._folder / f"{os.getpid()}.json")
 
 
+class Falls(Numbered):
+    """Fails at its twelfth step, in any process."""
+
+    def step(self, action: Any) -> Any:
+        if self._steps == 11:
+            raise RuntimeError("the simulator fell over")
+        return super().step(action)
+
+
 class Fragile(Remembers):
     """Counts its pushes; something happens in one of them, once.
 
     Args:
         marker: a file that says that it has happened, and in which process.
         after: which push.
-        fault: kill, hang (SIGSTOP), work for some seconds, or stuck (works for ever, in a process
-            whose patience with that is short).
+        fault: kill, or hang (SIGSTOP).
     """
 
     def __init__(self, marker: str, after: int, fault: str = "kill") -> None:
@@ -95,15 +99,8 @@ class Fragile(Remembers):
     def compress(self, policy: Policy, context: CompressionContext) -> Policy:
         if self.count + 1 == self._after and not self._file.exists():
             self._file.write_text(str(os.getpid()))
-            if self._what in ("work", "stuck"):
-                for links in ("local", "ray.links") if self._what == "stuck" else ():
-                    module = sys.modules.get(f"vinoreward_actors.actor_learner.engines.{links}")
-                    if module is not None:
-                        module.__dict__["LONGEST_PUSH"] = 0.5
-                time.sleep(WORK if self._what == "work" else 600.0)
-            else:
-                # To this thread: while another one takes the signal, this one could go on.
-                signal.raise_signal(signal.SIGKILL if self._what == "kill" else signal.SIGSTOP)
+            # To this thread: while another one takes the signal, this one could go on.
+            signal.raise_signal(signal.SIGKILL if self._what == "kill" else signal.SIGSTOP)
         return super().compress(policy, context)
 
 

@@ -17,10 +17,9 @@ from vinoreward_actors.actor_learner.acting.actor import ActorConfig
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.compressor import CompressorConfig
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
-from vinoreward_actors.actor_learner.engines.base import Engine
+from vinoreward_actors.actor_learner.engines.base import Engine, Event
 from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.local import LocalEngine
-from vinoreward_actors.actor_learner.engines.supervisor import Event
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward_actors.compression.chain import CompressorChain
@@ -102,15 +101,15 @@ def started(told: EngineConfig, settings: ActorSettings = USUAL) -> Iterator[Loc
         yield engine
 
 
-def take(engine: Engine, count: int = 1, evenly: bool = False) -> list[Trajectory]:
+def take(engine: Engine, count: int = 1) -> list[Trajectory]:
     """Copies of the next trajectories."""
-    batch = engine.take(count, timeout=PATIENCE, evenly=evenly)
+    batch = engine.take(count, timeout=PATIENCE)
     assert batch is not None, "no trajectory came"
     with batch as found:
         return [one.copy() for one in found]
 
 
-def until(condition: Callable[[], Any], engine: LocalEngine | None = None) -> Any:
+def until(condition: Callable[[], Any], engine: Engine | None = None) -> Any:
     """Wait for a condition and return it; taking what actors send meanwhile."""
 
     def held() -> Any:

@@ -109,7 +109,6 @@ def acted(
     environments: int = 1,
     settings: ActorSettings = USUAL,
     begin: Callable[[PlainLink], None] | None = None,
-    prior: int = 0,
     **config: Any,
 ) -> PlainLink:
     """Let an actor fill some trajectories."""
@@ -127,5 +126,5 @@ def acted(
         steps=steps,
         **config,
     )
-    Actor(told, link, number=0, rollouts=prior).run()
+    Actor(told, link, number=0).run()
     return link

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from vinoreward.errors import SharedMemoryError
+from vinoreward_actors.actor_learner.transport import shared_memory
+from vinoreward_actors.actor_learner.transport.link import Weights
 from vinoreward_actors.actor_learner.transport.shared_memory import (
     ControlBlock,
     ControlSpec,
@@ -31,7 +30,6 @@ from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, Tra
 from vinoreward_actors.actor_learner.transport.trajectory_ring import (
     RingSpec,
     TrajectoryRing,
-    state_of,
 )
 from vinoreward_actors.actor_learner.transport.weight_store import WeightStore, WeightStoreSpec
 
@@ -77,100 +75,48 @@ def killed(process: BaseProcess) -> None:
 # Weights
 
 
-class Leased(Protocol):
-    version: int
+def delayed(most: float) -> None:
+    """Let this process wait at every fence, for up to ``most`` seconds."""
+    random, fence = np.random.default_rng(os.getpid()), shared_memory.fence
 
-    @property
-    def payload(self) -> npt.NDArray[Any]: ...
+    def late() -> None:
+        fence()
+        time.sleep(most * random.random())
 
-    def __enter__(self) -> Any: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    shared_memory.fence = late
 
 
-class Pulled(Protocol):
-    def pull_if_newer(self, have: int = -1) -> Leased | None: ...
+def count_torn(pull: Callable[[], Weights | None], pulls: int, enough: int) -> int:
+    """Pull so many versions and look at every element; return how many were not of one version.
 
-
-class InPlace:
-    """One buffer that is overwritten while others read it: what must not be done."""
-
-    def __init__(self, segment: Segment) -> None:
-        self._words = segment.words(0, 1)
-        self.payload = segment.array(64, (segment.spec.size - 64,), np.uint8)
-
-    def publish(self, array: npt.NDArray[Any], version: int) -> None:
-        self.payload.view(array.dtype)[...] = array
-        self._words[0] = version
-
-    def pull_if_newer(self, have: int = -1) -> InPlaceLease | None:
-        return InPlaceLease(self.payload, self._words[0]) if self._words[0] > have else None
-
-
-class InPlaceLease:
-    def __init__(self, payload: npt.NDArray[Any], version: int) -> None:
-        self.payload = payload
-        self.version = version
-
-    def __enter__(self) -> InPlaceLease:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def count_torn(
-    store: Pulled, pulls: int, versions: int = 0, enough: int | None = None
-) -> tuple[int, int]:
-    """Pull and look at every element.
-
-    Args:
-        store: where from.
-        pulls: at least so many.
-        versions: and until so many versions were met, so that a slow machine proves as much.
-        enough: torn pulls after which no more are needed.
-
-    Returns:
-        Pulls that were not of one version and those that were made.
+    Ends early after ``enough`` of them.
     """
-    torn, done, seen, last = 0, 0, 0, -1
-    while (done < pulls or seen < versions) and (enough is None or torn < enough):
-        lease = store.pull_if_newer()
-        if lease is None:
-            time.sleep(1e-3)
+    torn, last = 0, -1
+    while pulls and torn < enough:
+        found = pull()
+        if found is None:
             continue
-        with lease:
-            values = lease.payload.view(np.int64)
-            whole = bool((values == values[0]).all())
-            # And still so after the writer had its turn, now and then for long.
-            if done % 1000 == 0:
-                time.sleep(2e-3)
-            again = bool((values[::64] == lease.version).all())
-            torn += not (whole and again)
-            seen += lease.version != last
-            last = lease.version
-        done += 1
-    return torn, done
+        pulls -= 1
+        values = found.payload.view(np.int64)
+        torn += not bool((values == found.version).all()) or found.version < last
+        last = found.version
+    return torn
 
 
-def pull_versions(connection: Connection, spec: WeightStoreSpec, reader: int, pulls: int) -> None:
-    with WeightStore.attach(spec, reader) as store:
-        connection.send(count_torn(store, pulls, versions=500))
+def pull_versions(
+    connection: Connection, spec: WeightStoreSpec, pulls: int, most: float = 0.0
+) -> None:
+    if most:
+        delayed(most)
+    with WeightStore.attach(spec) as store:
+        connection.send(count_torn(store.pull_if_newer, pulls, enough=1))
 
 
 def pull_in_place(connection: Connection, spec: SegmentSpec, pulls: int) -> None:
+    """What must not be done: copy one buffer that is overwritten meanwhile."""
     with Segment.attach(spec) as segment:
-        connection.send(count_torn(InPlace(segment), pulls, enough=1))
-
-
-def hold_a_lease(connection: Connection, spec: WeightStoreSpec, reader: int) -> None:
-    lease = WeightStore.attach(spec, reader).pull_if_newer()
-    connection.send(None if lease is None else lease.version)
-    time.sleep(600)
+        words, payload = segment.words(0, 1), segment.array(64, (segment.spec.size - 64,), np.uint8)
+        connection.send(count_torn(lambda: Weights(b"", payload.copy(), words[0]), pulls, enough=1))
 
 
 class Deadly(np.ndarray[Any, Any]):
@@ -232,15 +178,15 @@ def write(
     return True
 
 
-def states(ring: TrajectoryRing) -> tuple[int, ...]:
-    """The state of every slot."""
-    return tuple(state_of(ring.words[ring.slot_line(slot)]) for slot in range(ring.spec.slots))
-
-
 def write_many(
-    connection: Connection, spec: RingSpec, control: ControlSpec, actor: int, count: int
+    connection: Connection,
+    spec: RingSpec,
+    control: ControlSpec,
+    actor: int,
+    count: int,
+    generation: int = 0,
 ) -> None:
-    ring, words = TrajectoryRing.attach(spec, actor), ControlBlock.attach(control)
+    ring, words = TrajectoryRing.attach(spec, actor, generation), ControlBlock.attach(control)
     for number in range(count):
         if not write(ring, marked(number), timeout=60, stop=lambda: words.stopped):
             break
@@ -250,7 +196,7 @@ def write_many(
 
 
 def write_one_and_a_half(connection: Connection, spec: RingSpec, actor: int) -> None:
-    """Commit number 1, write half of 2, and, if told to, go on as if nothing had happened."""
+    """Commit number 1, write half of 2, and wait."""
     ring = TrajectoryRing.attach(spec, actor)
     write(ring, marked(1))
     slot = ring.acquire()
@@ -260,9 +206,3 @@ def write_one_and_a_half(connection: Connection, spec: RingSpec, actor: int) -> 
         array[: SPEC.steps // 2] = 1
     connection.send("half")
     connection.recv()
-    fill(slot, 2)
-    try:
-        ring.commit()
-        connection.send("committed")
-    except SharedMemoryError as error:
-        connection.send(str(error))

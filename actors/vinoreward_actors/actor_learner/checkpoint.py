@@ -15,8 +15,9 @@ from vinoreward.errors import ConfigError, ModelCorruptError
 from vinoreward.files import read_state, reason_of, save_state
 from vinoreward_actors.actor_learner.compressor import STATE_FILE, check_state
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig
+from vinoreward_actors.actor_learner.engines.config import OBSERVATIONS
 from vinoreward_actors.actor_learner.progress import Totals
-from vinoreward_actors.actor_learner.transport.trajectory import ARRAYS, Trajectory
+from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
 from vinoreward_actors.compression.chain import CompressorChain
 
 if TYPE_CHECKING:  # importing them imports torch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:  # importing them imports torch
 
 Array = npt.NDArray[Any]
 CHECKPOINT = "checkpoint.pt"
-PARTS = ("learner", "monitor", "steps", "version", "returns", "episodes", "observations")
+PARTS = ("learner", "monitor", "steps", "version", "returns", "episodes", "observations", "pending")
 
 
 class ObservationBuffer:
@@ -34,7 +35,9 @@ class ObservationBuffer:
     It begins with ``first``, (N, *shape).
     """
 
-    def __init__(self, first: Array, capacity: int, *, each: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self, first: Array, capacity: int = OBSERVATIONS, *, each: int = 64, seed: int = 0
+    ) -> None:
         # Parts, joined only on request: 1024 rows of images are 29 MB.
         self._parts = deque([np.array(first[-capacity:])])
         self._count = len(self._parts[0])
@@ -84,14 +87,12 @@ class TrainingState:
                 "learner": self.learner.state(),
                 "monitor": None if monitor is None else monitor.state(),
                 "pull_period": self.config.pull_period,
-                "bits": self.config.bits,
                 "steps": totals.steps,
                 "version": totals.version,
                 "returns": list(totals.returns),
                 "episodes": totals.episodes,
                 "observations": torch.from_numpy(self.observations.rows),
-                # The file calls pending trajectories "held"; older checkpoints have none.
-                "held": [
+                "pending": [
                     {name: torch.from_numpy(array) for name, array in one.arrays().items()}
                     for one in self.pending
                 ],
@@ -113,13 +114,6 @@ class TrainingState:
         if self.chain is not None and (folder / STATE_FILE).is_file():
             # Now: later only the compressor's process would fail, and training would run on.
             check_state(folder / STATE_FILE, self.chain)
-        seen, shape = tuple(state["observations"].shape[1:]), self.learner.spec.observation_shape
-        if seen != shape:
-            raise ModelCorruptError(
-                f"the checkpoint in {folder} has observations of {seen}. Expected "
-                f"{shape}, as the network; restore it from a copy, or start over in another "
-                "folder."
-            )
         try:
             self._take(state)
         except (
@@ -143,7 +137,7 @@ class TrainingState:
         totals.episodes = int(state["episodes"])
         pending = [
             Trajectory(**{name: tensor.numpy() for name, tensor in one.items()})
-            for one in state.get("held", [])
+            for one in state["pending"]
         ]
         # Drop trajectories of other sizes: they cannot be batched with new ones.
         pending = [
@@ -151,14 +145,13 @@ class TrainingState:
         ]
         needed = self.learner.consumption.trajectories
         if needed:
-            # An update waits for at least one more; with a fixed lag, for equally many per actor.
-            most = 0 if config.lag is not None else needed - 1
-            pending = pending[len(pending) - min(most, len(pending)) :]
+            # An update waits for at least one more.
+            pending = pending[len(pending) - min(needed - 1, len(pending)) :]
         self.pending = pending
-        rows = state["observations"].numpy()
-        self.observations = ObservationBuffer(
-            rows, config.observations, seed=config.seed + totals.version
-        )
+        rows, shape = state["observations"].numpy(), self.learner.spec.observation_shape
+        if rows.shape[1:] != shape or not len(rows):
+            raise ValueError(f"observations of {rows.shape[1:]}, not {shape}, as the network")
+        self.observations = ObservationBuffer(rows, seed=config.seed + totals.version)
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
@@ -177,9 +170,6 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     missing = [name for name in PARTS if name not in value]
     if missing:
         raise _damaged(f"{path} has no {', '.join(missing)}", f" with {', '.join(PARTS)}")
-    wrong = [name for name in (*PARTS, "held") if not _sound(name, value.get(name, []))]
-    if wrong:
-        raise _damaged(f"{path} has invalid values for {', '.join(wrong)}")
     return value
 
 
@@ -188,23 +178,3 @@ def _damaged(what: str, parts: str = "") -> ModelCorruptError:
         f"{what}. Expected a checkpoint of vinoreward actors{parts}; restore it from a copy, or "
         "delete it to start over."
     )
-
-
-def _sound(name: str, value: object) -> bool:
-    """Return whether a part has the type that a training writes."""
-    import torch
-
-    if name in ("steps", "version", "episodes"):
-        return isinstance(value, int) and value >= 0
-    if name == "returns":
-        return isinstance(value, list) and all(isinstance(each, int | float) for each in value)
-    if name == "observations":
-        return isinstance(value, torch.Tensor) and value.ndim > 1 and len(value) > 0
-    if name == "held":
-        return isinstance(value, list) and all(
-            isinstance(one, dict)
-            and set(one) == set(ARRAYS)
-            and all(isinstance(array, torch.Tensor) for array in one.values())
-            for one in value
-        )
-    return isinstance(value, dict) or (name == "monitor" and value is None)

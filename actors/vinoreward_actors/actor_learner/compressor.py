@@ -95,6 +95,7 @@ class Compressor:
         self._outputs = outputs
         self._chain = config.chain
         self._pace = Pace()
+        self._have = NONE
         self._pushes = 0
         self._saved = 0
         if config.resume and config.folder is not None and (config.folder / STATE_FILE).is_file():
@@ -103,20 +104,22 @@ class Compressor:
 
     def run(self) -> None:
         """Compress until the learner stops it."""
-        have = NONE
         while not self._link.stopped:
-            self._save_if_asked()
-            weights = self._link.pull(FULL_PRECISION, have, wait=True)
-            if weights is None:
-                continue
-            # A copy: compression is slow, and the learner's next weights need the memory.
-            pushed = weights.policy()
-            copies = {name: np.array(one) for name, one in pushed.float_parameters().items()}
-            teacher = pushed.replace(parameters=copies, backend=self._config.backend)
-            have = teacher.version
-            with self._reporting(have):
-                self._push(teacher, self._link.settings())
-        self._save_if_asked()
+            self.step(wait=True)
+        self.save_if_asked()
+
+    def step(self, *, wait: bool = False) -> None:
+        """Compress the newest version, if it is new; save the state, if the learner asks for it."""
+        self.save_if_asked()
+        weights = self._link.pull(FULL_PRECISION, self._have, wait=wait)
+        if weights is None:
+            return
+        pushed = weights.policy()
+        parameters = pushed.float_parameters()
+        teacher = pushed.replace(parameters=parameters, backend=self._config.backend)
+        self._have = teacher.version
+        with self._reporting(self._have):
+            self._push(teacher, self._link.settings())
 
     @contextlib.contextmanager
     def _reporting(self, version: int) -> Iterator[None]:
@@ -128,7 +131,7 @@ class Compressor:
 
     def _push(self, teacher: Policy, settings: ActorSettings) -> None:
         observations = self._link.observations()
-        if not settings.enabled_at(teacher.version) or observations is None:
+        if not settings.enabled or observations is None:
             return
         start, cpu = time.perf_counter(), time.process_time()
         seconds = self._pace.seconds(teacher.version, start)
@@ -163,7 +166,8 @@ class Compressor:
             },
         )
 
-    def _save_if_asked(self) -> None:
+    def save_if_asked(self) -> None:
+        """Write the state if the learner has asked for it since the last time."""
         asked = self._link.settings().save
         if asked <= self._saved or self._config.folder is None:
             return

@@ -14,7 +14,7 @@ from vinoreward.errors import ConfigError
 from vinoreward_actors.actor_learner.acting.actor import Refused
 from vinoreward_actors.actor_learner.acting.evaluation import Pair
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig
-from vinoreward_actors.actor_learner.engines.supervisor import Event
+from vinoreward_actors.actor_learner.engines.base import Event
 from vinoreward_actors.actor_learner.learners.base import Learner, outputs_of
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, Trajectory
@@ -28,8 +28,6 @@ from vinoreward_actors.policies.torch_policy import from_policy
 
 Array = npt.NDArray[Any]
 MONITOR_ROWS = 512
-NARROW_HISTORY = 100_000
-"""Number of recent versions for which low-bit pushes are remembered."""
 MAX_VERSIONS = 1024
 MAX_BYTES = 256 << 20
 MIN_VERSIONS = 5
@@ -42,7 +40,6 @@ class Pushed:
     """Pushed weights, in full precision."""
 
     policy: Policy
-    bits: int = FULL_BITS  # per weight on the wire
     steps: int = 0  # of environments, at the push
     seconds: float = 0.0  # of training, at the push
 
@@ -75,9 +72,7 @@ class PolicyCache:
         """Mark versions as pulled."""
         for version in versions:
             if version in self._new:
-                # Add before removing: another thread may look the version up.
-                self._used[version] = self._new[version]
-                del self._new[version]
+                self._used[version] = self._new.pop(version)
 
     def get(self, version: int) -> Pushed | None:
         """Return a version, or None if it is not cached."""
@@ -111,13 +106,7 @@ class Controller:
         self._config = config
         self.monitor = monitor
         self._compressing = chain is not None
-        self._wire = config.bits < FULL_BITS
-        """Whether pushes may be lossy."""
         self._parameters = {} if chain is None else chain.parameters()
-        if chain is None and self._wire:
-            self._parameters = {"bits": float(config.bits)}
-        self._narrow: set[int] = set()
-        """Recent versions pushed with few bits."""
         self._reported = 0
         """Update of the last reported change."""
         self._halted = False
@@ -126,7 +115,7 @@ class Controller:
     def begin(self) -> None:
         """Initialise the monitor from the chain's settings and the config's pull period.
 
-        Without a chain, bits are those of the pushes. Values that the user has set stay.
+        Values that the user has set stay.
         """
         if self.monitor is None:
             return
@@ -154,24 +143,17 @@ class Controller:
             self.begin()
             return
         self.monitor.load_state(state["monitor"])
-        wanted = {"pull_period": self._config.pull_period}
-        if not self._compressing:
-            wanted["bits"] = self._config.bits
-        changes = {
-            name: value
-            for name, value in wanted.items()
-            if state.get(name) is not None and state[name] != value
-        }
-        if changes:
-            self.monitor.setting = self.monitor.setting.changed(changes)
+        if state.get("pull_period") != self._config.pull_period:
+            changed = {"pull_period": self._config.pull_period}
+            self.monitor.setting = self.monitor.setting.changed(changed)
         self.changes()
 
     def _bits(self) -> int | None:
         bits = int(self._parameters.get("bits", FULL_BITS))
         return None if bits == FULL_BITS else bits
 
-    def actor_settings(self, before: ActorSettings, version: int) -> ActorSettings:
-        """Return the settings after ``before``; ``version`` is that of the next push."""
+    def actor_settings(self, before: ActorSettings) -> ActorSettings:
+        """Return the settings after ``before``."""
         explore, monitor = self._learner.exploration, self.monitor
         settings = dataclasses.replace(
             before,
@@ -187,7 +169,6 @@ class Controller:
                 bits=self._bits(),
                 sparsity=self._parameters.get("sparsity", 0.0),
                 enabled=before.enabled and not self._halted,
-                since=version if before.enabled and self._halted else before.since,
             )
         setting = monitor.setting
         return dataclasses.replace(
@@ -197,30 +178,13 @@ class Controller:
             enabled=setting.enabled,
             bits=setting.bits,
             sparsity=setting.sparsity,
-            since=before.since if setting.enabled == before.enabled else version,
         )
-
-    @property
-    def push_bits(self) -> int:
-        """Bits per weight of the next push: as configured, unless a monitor changes it."""
-        if self.monitor is None or not self._wire:
-            return self._config.bits
-        setting = self.monitor.setting
-        if not setting.enabled:
-            return FULL_BITS
-        return self._config.bits if self._compressing else setting.bits or FULL_BITS
 
     def cache_pushed(self, pushed: Pushed, pulled: Sequence[int] = ()) -> None:
         """Cache pushed weights for :meth:`watch`; ``pulled`` as by :meth:`Engine.pulled`."""
-        if not (self._compressing or self._wire):
-            return
-        # What actors pull matters only if they lower the precision themselves.
-        self.cache.pulled(pulled[self._config.actors :] if self._compressing else pulled)
-        self.cache.add(pushed)
-        if pushed.bits < FULL_BITS:
-            self._narrow.add(pushed.version)
-        # Long after its last row: a training makes millions of versions.
-        self._narrow.discard(pushed.version - NARROW_HISTORY)
+        if self._compressing:
+            self.cache.pulled(pulled[self._config.actors :])  # by the compressor
+            self.cache.add(pushed)
 
     def evaluated(self, pair: Pair, version: int) -> None:
         """Pass an evaluation to the monitor; ``version`` is the learner's current one."""
@@ -262,10 +226,6 @@ class Controller:
             arrays = [getattr(one, name) for one in trajectories]
             parts = [array.reshape(-1, *array.shape[2:])[-each:] for array in arrays]
             rows[name] = np.concatenate(parts)
-        # Low-bit pushes no longer equal the learner's weights.
-        versions, places = np.unique(rows["versions"], return_inverse=True)
-        narrow = np.array([one in self._narrow for one in versions.tolist()], dtype=bool)
-        rows["network"] = np.where(narrow[places], COMPRESSED, rows["network"])
         known = (rows["network"] != COMPRESSED) | np.isin(rows["versions"], self.cache.versions)
         return {name: array[known] for name, array in rows.items()} if known.any() else rows
 

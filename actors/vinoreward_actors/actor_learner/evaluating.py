@@ -1,118 +1,141 @@
-"""Evaluations in a separate process, on copies, while training continues."""
+"""Evaluations during training: in a process of their own, or in the learner's (``inline``)."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
+import abc
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 from vinoreward.closing import Closing
+from vinoreward.errors import VinorewardError
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward_actors.actor_learner.acting.evaluation import Evaluation, Pair, send_policy
+from vinoreward_actors.actor_learner.acting.evaluation import (
+    FIRST_SEED,
+    Evaluation,
+    Evaluator,
+    Pair,
+    write_policies,
+)
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig
-from vinoreward_actors.actor_learner.controller import PolicyCache, Pushed
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineError
+from vinoreward_actors.actor_learner.controller import Pushed
+from vinoreward_actors.actor_learner.engines.base import Event
 from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.processes import Child, run_evaluator
-from vinoreward_actors.actor_learner.engines.supervisor import Event
-from vinoreward_actors.actor_learner.transport.link import NONE
 from vinoreward_actors.policies.policy import Policy
 
-PAIR_TIMEOUT = 60.0
-"""Seconds to wait for a compressed policy; after that the full policy plays alone."""
-LOOK_EVERY = 0.1
+
+class Evaluations(Closing):
+    """Evaluates pushed policies, one evaluation at a time."""
+
+    running = False
+    """Whether an evaluation has begun and its result was not taken yet."""
+
+    @abc.abstractmethod
+    def begin(self, pushed: Pushed, compressed: Policy | None) -> None:
+        """Start an evaluation of weights and of their compressed form; none may be running."""
+
+    @abc.abstractmethod
+    def take(self) -> tuple[Evaluation | None, list[Event]]:
+        """Return the finished evaluation, if any, or an event if it failed; never waits."""
 
 
-class _Failed(Exception):
-    """An evaluation failed; the message says why."""
+class InlineEvaluations(Evaluations):
+    """Evaluates in this process, at once: the same at the same update in every run."""
 
+    def __init__(self, environment: EnvironmentSpec, config: ActorLearnerConfig) -> None:
+        self._evaluator = Evaluator(environment, config.backend)
+        self._seeds = range(FIRST_SEED, FIRST_SEED + config.evaluation_episodes)
+        self._result: tuple[Evaluation | None, list[Event]] = None, []
 
-class BackgroundEvaluator(Closing):
-    """Evaluates pushed policies in a separate process, one evaluation at a time.
-
-    A thread of the learner's process gets the compressed policy from the engine and the learner's
-    own from the cache, sends them and waits for the result. The process starts with the first
-    evaluation, and again after a failure.
-    """
-
-    def __init__(
-        self,
-        environment: EnvironmentSpec,
-        config: ActorLearnerConfig,
-        engine: Engine,
-        cache: PolicyCache,
-    ) -> None:
-        self._process_arguments = (environment, config.backend, config.evaluation_episodes)
-        self._heartbeat = config.heartbeat
-        self._engine, self._cache = engine, cache
-        self._child = Child("evaluation", run_evaluator)
-        self._requests: Connection | None = None
-        self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
-        self._closing = False
-        self._made = self._missed = NONE
-        self._result: Evaluation | None = None
-        self._why = ""
-
-    @property
-    def running(self) -> bool:
-        """Whether an evaluation has begun and its result was not taken yet."""
-        return self._thread is not None
-
-    def on_reports(self, reports: Sequence[Mapping[str, Any]]) -> None:
-        """Note which versions the compressor has made, and on which it failed."""
-        with self._changed:
-            for report in reports:
-                if "error" in report:
-                    self._missed = max(self._missed, report["version"])
-                elif "quality" in report:
-                    self._made = max(self._made, report["version"])
-            self._changed.notify_all()
-
-    def begin(self, pushed: Pushed, compressed: Policy | None = None, *, pair: bool) -> None:
-        """Start an evaluation of the newest weights; none may be running.
-
-        With ``pair`` and without ``compressed``, it waits for the next compressed version.
-        """
-        if not self._child.alive:
-            self._start()
-        arguments = (pushed, compressed, pair and compressed is None)
-        self._thread = threading.Thread(
-            target=self._run, args=arguments, name="vinoreward evaluation", daemon=True
-        )
-        self._thread.start()
+    def begin(self, pushed: Pushed, compressed: Policy | None) -> None:
+        """See :meth:`Evaluations.begin`."""
+        start = time.monotonic()
+        try:
+            played = self._evaluator.pair(pushed.policy, compressed, self._seeds)
+        except VinorewardError as error:
+            self._result = None, [Event("evaluation", f"it failed: {error}")]
+        else:
+            took = time.monotonic() - start
+            self._result = Evaluation(pushed.steps, pushed.seconds, took, played), []
+        self.running = True
 
     def take(self) -> tuple[Evaluation | None, list[Event]]:
-        """Return the finished evaluation, if any, or an event if it failed."""
-        if self._thread is None or self._thread.is_alive():
-            return None, []
-        self._thread.join()
-        self._thread = None
-        result, why, self._result, self._why = self._result, self._why, None, ""
-        return result, [Event("evaluation", why)] if why else []
+        """See :meth:`Evaluations.take`."""
+        result, self._result, self.running = self._result, (None, []), False
+        return result
 
     def close(self) -> None:
-        """Stop the current evaluation and the process."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._child.kill()  # the thread may be writing to its pipe
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        self._end()
+        """Close the environments."""
+        self._evaluator.close()
 
-    # The process
+
+class BackgroundEvaluations(Evaluations):
+    """Evaluates in a separate process, on copies, while training continues.
+
+    The process starts with the first evaluation, and again after a failure.
+    """
+
+    def __init__(self, environment: EnvironmentSpec, config: ActorLearnerConfig) -> None:
+        self._arguments = (environment, config.backend, config.evaluation_episodes)
+        self._child = Child("evaluation", run_evaluator)
+        self._requests: Connection | None = None
+        self._files = tempfile.TemporaryDirectory(prefix="vinoreward_")
+        self._pushed: Pushed | None = None
+        self._failure = ""
+        self._begun = self._last_sign = 0.0
+
+    def begin(self, pushed: Pushed, compressed: Policy | None) -> None:
+        """See :meth:`Evaluations.begin`."""
+        self.running, self._pushed, self._failure = True, pushed, ""
+        self._begun = self._last_sign = time.monotonic()
+        try:
+            # By files, as a pipe holds little: this process would wait until the other one reads.
+            write_policies(Path(self._files.name), pushed.policy, compressed)
+            if not self._child.alive:
+                self._start()
+            if self._requests is not None:
+                self._requests.send_bytes(self._files.name.encode())
+        except OSError as error:
+            self._failure = str(error)
+
+    def take(self) -> tuple[Evaluation | None, list[Event]]:
+        """See :meth:`Evaluations.take`."""
+        pushed = self._pushed
+        if pushed is None:
+            return None, []
+        played = self._played()
+        if played is None and not self._failure:
+            return None, []
+        self.running, self._pushed = False, None
+        if played is None:
+            self._end()
+            what = f"it failed: {self._failure}; the next one runs in a new process"
+            return None, [Event("evaluation", what)]
+        took = time.monotonic() - self._begun
+        return Evaluation(pushed.steps, pushed.seconds, took, played), []
+
+    def _played(self) -> Pair | None:
+        """Return the result if it is there; note a failure."""
+        # Check before reading: the last messages are there once it is dead.
+        alive = self._child.alive
+        for kind, value in self._child.messages():
+            if kind == "evaluated":
+                return Pair.from_dict(value)
+            self._last_sign = time.monotonic()
+        if not alive:
+            self._failure = self._failure or self._child.ended().why
+        elif time.monotonic() - self._last_sign > EngineConfig.start_timeout:
+            self._failure = f"it gave no sign of life for {EngineConfig.start_timeout:g} s"
+        return None
 
     def _start(self) -> None:
         self._end()
         theirs, self._requests = get_context("spawn").Pipe(duplex=False)
         try:
-            self._child.start(*self._process_arguments, theirs)
+            self._child.start(*self._arguments, theirs)
         finally:
             theirs.close()
 
@@ -122,60 +145,7 @@ class BackgroundEvaluator(Closing):
             self._requests.close()
             self._requests = None
 
-    # The thread
-
-    def _run(self, pushed: Pushed, compressed: Policy | None, pair: bool) -> None:
-        start = time.monotonic()
-        try:
-            if pair:
-                pushed, compressed = self._matching(pushed)
-            played = self._played(pushed.policy, compressed)
-        except (_Failed, OSError) as error:
-            self._child.end()
-            if not self._closing:
-                self._why = f"it failed: {error}; the next one runs in a new process"
-            return
-        self._result = Evaluation(pushed.steps, pushed.seconds, time.monotonic() - start, played)
-
-    def _matching(self, pushed: Pushed) -> tuple[Pushed, Policy | None]:
-        """Return matching full and compressed policies of this version or a later one."""
-        deadline, tried = time.monotonic() + PAIR_TIMEOUT, pushed.version - 1
-        while self._made_after(tried, pushed.version, deadline):
-            tried = self._made
-            compressed = None
-            with contextlib.suppress(EngineError):  # the learner's next call raises it
-                compressed = self._engine.compressed_policy()
-            full = None if compressed is None else self._cache.get(compressed.version)
-            if full is not None and full.version >= pushed.version:
-                return full, compressed
-        return pushed, None
-
-    def _made_after(self, tried: int, wanted: int, deadline: float) -> bool:
-        """Wait for a version after ``tried``; False if the compressor will not make it."""
-
-        def over() -> bool:
-            return self._closing or self._made > tried or self._missed >= wanted
-
-        with self._changed:
-            self._changed.wait_for(over, max(0.0, deadline - time.monotonic()))
-            return self._made > tried and not self._closing
-
-    def _played(self, full: Policy, compressed: Policy | None) -> Pair:
-        if self._requests is None:
-            raise _Failed("its process is gone")
-        send_policy(self._requests, full)
-        send_policy(self._requests, compressed)
-        last_message, patience = time.monotonic(), EngineConfig.start_timeout
-        while not self._closing:
-            wait(self._child.handles, LOOK_EVERY)
-            # Check before reading: the last messages are there once it is dead.
-            alive = self._child.alive
-            for kind, value in self._child.messages():
-                if kind == "evaluated":
-                    return Pair.from_dict(value)
-                last_message, patience = time.monotonic(), self._heartbeat
-            if not alive:
-                raise _Failed(self._child.ended().why)
-            if time.monotonic() - last_message > patience:
-                raise _Failed(f"gave no sign of life for {patience:g} s")
-        raise _Failed("training is over")
+    def close(self) -> None:
+        """Stop the current evaluation and the process."""
+        self._end()
+        self._files.cleanup()

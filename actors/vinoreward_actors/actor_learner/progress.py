@@ -12,15 +12,9 @@ import numpy as np
 from vinoreward_actors.actor_learner.acting.environments import Episode
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluation
 from vinoreward_actors.actor_learner.acting.profile import Breakdown
-from vinoreward_actors.actor_learner.engines.supervisor import Event
-from vinoreward_actors.actor_learner.transport.link import ActorSettings
+from vinoreward_actors.actor_learner.engines.base import Event
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward_actors.policies.policy import Policy
-
-WINDOW = 50
-"""Updates in the alarm's window."""
-NEAR_ZERO = 0.1
-"""Fraction of compressed steps below which the alarm is raised."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +114,6 @@ class CompressedShare:
     def __init__(self) -> None:
         self._steps = self._compressed = 0
         self._ages: Counter[int] = Counter()
-        self._last: deque[float] = deque(maxlen=WINDOW)
-        self._raised = False
 
     def add(self, trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
         """Count the steps of an update; return their lag and the fraction that acted compressed."""
@@ -133,7 +125,6 @@ class CompressedShare:
                 compressed += int(chosen.sum())
                 ages, counts = np.unique(version - one.versions[chosen], return_counts=True)
                 self._ages.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
-        self._last.append(compressed / max(1, steps))
         if self._compressed or compressed:
             self._steps += steps
             self._compressed += compressed
@@ -159,40 +150,3 @@ class CompressedShare:
             if left <= 0:
                 return float(age)
         return float("nan")
-
-    def alarm(self, settings: ActorSettings, behind: int | None, limit: int) -> str | None:
-        """Return a warning if almost no steps act compressed; once until the fraction recovers.
-
-        ``behind``: pushes by which the newest compressed weights are behind, None without any;
-        ``limit``: ``max_staleness``.
-        """
-        share = float(np.mean(self._last)) if self._last else 1.0
-        if share >= NEAR_ZERO:
-            self._raised = False
-        if self._raised or share >= NEAR_ZERO or len(self._last) < WINDOW:
-            return None
-        self._raised = True
-        what = f"only {share:.0%} of the steps of the last {WINDOW} updates acted compressed: "
-        if not settings.enabled:
-            return (
-                f"{what}compression is switched off. Compress less, or watch without switching "
-                "(--monitor watch)"
-            )
-        if settings.alpha < 1.0:
-            return (
-                f"{what}the monitor lets the compressed network act in {settings.alpha:.0%} of "
-                "the blocks. Compress less, or choose another monitor"
-            )
-        if behind is None:
-            return f"{what}there are no compressed weights yet. Use a cheaper compression"
-        if 2 * behind < limit:
-            return (
-                f"{what}the newest compressed weights are only {behind} pushes old, so actors "
-                "cannot act with them or rarely take them. See what actors report; compress less, "
-                "or pull more often (pull_period)"
-            )
-        return (
-            f"{what}the newest compressed weights are {behind} pushes old, and actors use none "
-            f"older than {limit}. Use a cheaper compression (distill batch=16, a smaller student), "
-            "push less often (push_period), or allow older weights (max_staleness)"
-        )

@@ -17,8 +17,7 @@ class Sampler:
     """Takes trajectories from an engine for a learner.
 
     It changes ``pending``, the trajectories not learned from yet, in place: checkpoints contain
-    them. With a fixed lag, the ``steps`` taken depend on the seed alone, unlike the steps acted.
-    ``dropped`` counts trajectories that were too old.
+    them. ``steps`` counts what was taken, ``dropped`` trajectories that were too old.
     """
 
     def __init__(
@@ -34,7 +33,6 @@ class Sampler:
         self._config = config
         self._limiter = limiter
         self._pending = pending
-        self._at_once = max(1, learner.consumption.trajectories)
         self._samples = 0
         self.steps = 0
         self.dropped = 0
@@ -52,41 +50,23 @@ class Sampler:
         self._engine.sampled(count)
 
     def _fresh(self, stack: ExitStack, version: int) -> list[Trajectory] | None:
-        needed = self._learner.consumption.trajectories
-        exact = self._config.lag is not None
-        count = min(needed - len(self._pending), self._at_once)
-        batch = self._engine.take(count, timeout=TAKE_TIMEOUT, evenly=exact)
+        needs = self._learner.consumption
+        missing = needs.trajectories - len(self._pending)
+        # What is there, as some actors may be lost, and those left have fewer slots.
+        count = min(missing, max(1, self._engine.waiting()))
+        batch = self._engine.take(count, timeout=TAKE_TIMEOUT)
         if batch is None:
-            waiting = self._engine.waiting()
-            if waiting and not exact:
-                # The remaining actors may have fewer slots than the learner needs at once.
-                self._at_once = min(waiting, self._at_once)
             return None
         trajectories = self._taken(stack, batch)
-        if not exact and not self._learner.consumption.any_age:
-            trajectories = self._young(stack, trajectories, version)
-        if len(self._pending) + len(trajectories) < needed:
-            self._pending += [one.copy() for one in trajectories]
-            return None
-        if self._engine.waiting() >= needed:
-            self._at_once = needed
-        return self._released() + trajectories
-
-    def _young(
-        self, stack: ExitStack, trajectories: list[Trajectory], version: int
-    ) -> list[Trajectory]:
-        """Replace trajectories that are too old by others, if there are any."""
-        while True:
+        if not needs.any_age:
             oldest = version - self._config.max_lag
             young = [one for one in trajectories if int(one.versions.min()) >= oldest]
-            missing = len(trajectories) - len(young)
-            self.dropped += missing
-            if not missing or self._engine.waiting() < missing:
-                return young
-            batch = self._engine.take(missing, timeout=0.0)
-            if batch is None:
-                return young
-            trajectories = young + self._taken(stack, batch)
+            self.dropped += len(trajectories) - len(young)
+            trajectories = young
+        if len(self._pending) + len(trajectories) < needs.trajectories:
+            self._pending += [one.copy() for one in trajectories]
+            return None
+        return self._released() + trajectories
 
     def _for_replay(self, stack: ExitStack) -> list[Trajectory] | None:
         may = False

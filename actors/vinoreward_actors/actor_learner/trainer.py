@@ -25,21 +25,25 @@ from vinoreward_actors.actor_learner.config import ActorLearnerConfig, SamplesPe
 from vinoreward_actors.actor_learner.controller import Controller
 from vinoreward_actors.actor_learner.engines.base import Engine
 from vinoreward_actors.actor_learner.engines.config import EngineConfig
+from vinoreward_actors.actor_learner.engines.inline import InlineEngine
 from vinoreward_actors.actor_learner.engines.local import LocalEngine
 from vinoreward_actors.actor_learner.engines.ray.engine import RayEngine
-from vinoreward_actors.actor_learner.evaluating import BackgroundEvaluator
+from vinoreward_actors.actor_learner.evaluating import BackgroundEvaluations, InlineEvaluations
 from vinoreward_actors.actor_learner.learners.base import Learner
 from vinoreward_actors.actor_learner.progress import Progress, Summary
 from vinoreward_actors.actor_learner.training_loop import Loop
 from vinoreward_actors.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward_actors.compression.chain import CompressorChain
 from vinoreward_actors.monitoring.monitor import Monitor
-from vinoreward_actors.policies.policy import Policy
 
 __all__ = ["ActorLearner", "ActorLearnerConfig", "Progress", "Summary"]
 
 FIRST_OBSERVATIONS = 256
-ENGINES: dict[str, type[Engine]] = {"local": LocalEngine, "ray": RayEngine}
+ENGINES: dict[str, type[Engine]] = {
+    "local": LocalEngine,
+    "ray": RayEngine,
+    "inline": InlineEngine,
+}
 
 
 class ActorLearner:
@@ -76,15 +80,31 @@ class ActorLearner:
         resume: bool = False,
     ) -> None:
         self.config = config or ActorLearnerConfig()
+        check_kind(
+            "learner",
+            learner,
+            Learner,
+            "a learner, such as Impala, DQN or SB3Learner",
+            "wrap a model of Stable-Baselines3: SB3Learner(model, SB3Config())",
+        )
         self.learner, self.monitor = learner, monitor
         if isinstance(environment, str):
             environment = EnvironmentSpec(environment)
-        self._environment, self._evaluation = environment, evaluation or environment
+        evaluation = evaluation or environment
+        for field, value in (("environment", environment), ("evaluation", evaluation)):
+            check_kind(
+                field,
+                value,
+                EnvironmentSpec,
+                "a Gymnasium id or an EnvironmentSpec, as each process makes its own",
+                f'name a function that makes it: {field}=EnvironmentSpec("module:function")',
+            )
+        self._environment, self._evaluation = environment, evaluation
         if compressor is not None:
             compressor.check()
         controller = Controller(learner, self.config, compressor, monitor)
         rows = self._first_observations()
-        recent = ObservationBuffer(rows, self.config.observations, seed=self.config.seed)
+        recent = ObservationBuffer(rows, seed=self.config.seed)
         # Other processes have their own working directory, and this one's may change.
         folder = None if folder is None else folder.absolute()
         self._state = TrainingState(learner, self.config, controller, compressor, recent, folder)
@@ -101,21 +121,6 @@ class ActorLearner:
         """Environment steps so far, including those before a resume."""
         return self._state.totals.steps
 
-    def policies(self, timeout: float = 0.0) -> tuple[Policy, Policy | None]:
-        """Return the last pushed weights and the latest compressed ones; for ``on_progress``.
-
-        Args:
-            timeout: seconds to wait until both have the same version, while compression is on.
-
-        Returns:
-            The learner's policy in full precision, and the latest compressed one with the
-            ``version`` of its push, or None if there is none yet or no compressor.
-
-        Raises:
-            ConfigError: training is not running.
-        """
-        return self._loop().policies(timeout)
-
     def profile(self) -> tuple[Breakdown, float]:
         """Return the breakdown of the actors' time so far, and the learner's seconds per step.
 
@@ -127,8 +132,8 @@ class ActorLearner:
     def _loop(self) -> Loop:
         if self._running is None:
             raise ConfigError(
-                "policies and profile are available only while training runs. Call them from "
-                "on_progress, during learn()."
+                "profile() is available only while training runs. Call it from on_progress, during "
+                "learn()."
             )
         return self._running
 
@@ -189,14 +194,14 @@ class ActorLearner:
                 seed=config.seed,
                 folder=state.folder,
                 resume=self._resumed,
-                counted=config.lag is not None,
+                counted=config.engine == "inline",
             )
         self._resumed = True
         settings = engine_config(state, self._environment, compressor)
-        cache = state.controller.cache
+        evaluations = InlineEvaluations if config.engine == "inline" else BackgroundEvaluations
         with (
             make_engine(config.engine, settings) as engine,
-            BackgroundEvaluator(self._evaluation, config, engine, cache) as evaluating,
+            evaluations(self._evaluation, config) as evaluating,
             interrupt_between() as check,
         ):
             self._running = Loop(engine, settings, state, evaluating)
@@ -204,6 +209,13 @@ class ActorLearner:
                 return self._running.run(total_steps, on_progress, check)
             finally:
                 self._running = None
+
+
+def check_kind(field: str, value: object, kind: type, expected: str, remedy: str) -> None:
+    """Raise ConfigError, which names the argument, unless a value is of a class."""
+    if not isinstance(value, kind):
+        found = type(value).__name__
+        raise ConfigError(field=field, value=found, expected=expected, remedy=remedy)
 
 
 def make_engine(name: str, config: EngineConfig) -> Engine:
@@ -233,15 +245,9 @@ def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInser
 def engine_config(
     state: TrainingState, environment: EnvironmentSpec, compressor: CompressorConfig | None
 ) -> EngineConfig:
-    """Return an engine's settings for a training; ConfigError if its learner cannot have a lag."""
+    """Return an engine's settings for a training."""
     learner, config = state.learner, state.config
     spec, needs = learner.spec, learner.consumption
-    if config.lag is not None and (needs.trajectories == 0 or needs.trajectories % config.actors):
-        raise ConfigError(
-            f"a fixed lag needs a learner that takes a multiple of the {config.actors} actors, but "
-            f"this one takes {needs.trajectories or 'any number of'} trajectories. Expected a "
-            "multiple: each actor contributes equally to every update."
-        )
     per_actor = -(-needs.trajectories // config.actors)
     # A learner with a replay uses old trajectories, too.
     fresh = needs.trajectories > 0 and not needs.any_age
@@ -255,20 +261,17 @@ def engine_config(
             steps=config.steps,
             actors=config.actors,
             seed=config.seed,
-            lag=config.lag,
             compressed=compressor is not None,
             max_staleness=staleness,
             max_lag=config.max_lag if fresh else None,
-            rollouts_per_update=max(1, per_actor),
             first_version=state.totals.version,
         ),
         trajectory=TrajectorySpec.of(spec, config.steps, config.environments),
         compressor=compressor,
         limiter=limiter_for(learner, config),
-        # Enough that neither a fixed lag nor a large batch can deadlock.
-        slots_per_actor=max(2, (1 + per_actor) * (1 + (config.lag or 0))),
+        # Enough that a large batch cannot deadlock.
+        slots_per_actor=1 + max(1, per_actor),
         bits=config.bits,
-        observations=config.observations,
         heartbeat=config.heartbeat,
         restarts=config.restarts,
     )

@@ -7,35 +7,30 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from vinoreward.errors import InputError, OutputError
-from vinoreward_actors.actor_learner.acting.environments import Episode
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluation
 from vinoreward_actors.actor_learner.acting.profile import COUNTERS, Breakdown
 from vinoreward_actors.actor_learner.checkpoint import TrainingState
 from vinoreward_actors.actor_learner.config import EVALUATE_EVERY
 from vinoreward_actors.actor_learner.controller import Pushed
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineError
+from vinoreward_actors.actor_learner.engines.base import Engine, EngineError, Messages
 from vinoreward_actors.actor_learner.engines.config import EngineConfig
-from vinoreward_actors.actor_learner.engines.supervisor import Event
-from vinoreward_actors.actor_learner.evaluating import BackgroundEvaluator
+from vinoreward_actors.actor_learner.evaluating import Evaluations
 from vinoreward_actors.actor_learner.progress import CompressedShare, Progress, Summary
 from vinoreward_actors.actor_learner.sampler import Sampler
-from vinoreward_actors.actor_learner.transport.link import ActorSettings
+from vinoreward_actors.actor_learner.transport.link import NONE, ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
-from vinoreward_actors.monitoring.strategy import FULL_BITS
 from vinoreward_actors.policies.policy import Policy
-from vinoreward_actors.policies.wire import lowered
 
 LAST_TIMEOUT = 10.0
 """Seconds that the end of a training waits for the compressor's last policy; for its first one, up
 to the start timeout."""
 OBSERVATIONS_EVERY = 0.5
 """Minimum seconds between two transfers of observations to the compressor; 29 MB for images."""
-PATIENCE = 60.0
-"""Seconds after which a compressor without any report counts as idle."""
+WATCH_EVERY = 10
+"""Updates between two updates of the monitor."""
 SAVE_SHARE = 0.1
 """Maximum fraction of wall time spent checkpointing."""
 
@@ -56,16 +51,6 @@ def _warn(progress: Progress) -> None:
             LOG.warning("evaluation, compressed policy: %s", one.pair.refused)
 
 
-@dataclass
-class _Messages:
-    """Messages since the last progress."""
-
-    events: list[Event] = field(default_factory=list)
-    compressor: list[dict[str, Any]] = field(default_factory=list)
-    ended: list[Episode] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
-
-
 class Loop:
     """One call of ``learn``; it starts the engine and changes the state in place."""
 
@@ -74,35 +59,34 @@ class Loop:
         engine: Engine,
         settings: EngineConfig,
         state: TrainingState,
-        evaluating: BackgroundEvaluator,
+        evaluating: Evaluations,
     ) -> None:
         self._engine, self._state = engine, state
         self._learner, self._config = state.learner, state.config
         self._controller, self._totals = state.controller, state.totals
-        self._staleness_limit = settings.actor.max_staleness
         self._compressing = state.chain is not None
         self._starting = self._compressing  # until the first message from or about the compressor
         limiter, pending = settings.limiter, state.pending
         self._sampler = Sampler(engine, self._learner, self._config, limiter, pending)
-        self._settings = state.controller.actor_settings(ActorSettings(), state.totals.version)
+        self._settings = state.controller.actor_settings(ActorSettings())
         self._before = state.totals.steps
         self._learning = 0.0
         self._metrics: dict[str, float] = {}
         self._experience: dict[str, float] = {}
         self._share = CompressedShare()
-        self._made: int | None = None
-        """Version of the newest compressed weights."""
-        self._messages = _Messages()
+        self._messages = Messages()
+        self._evaluations: list[Evaluation] = []
+        """These and the messages are those since the last progress."""
         self._watched = self._pushed_at = state.learner.updates
         self._observations_given = -math.inf
         self._next_save = 0.0
         every, monitor = state.config.evaluate_every, state.controller.monitor
         if every is None:
             every = EVALUATE_EVERY if monitor is not None and monitor.needs_returns else 0
-        self._every, self._evaluating = every, evaluating if every else None
+        self._every, self._evaluating = every, evaluating
         self._next_evaluation = self._after(state.totals.steps)
-        self._evaluated = -1
-        """The newest evaluated version."""
+        self._evaluated = state.totals.version
+        """The newest evaluated version; the first weights are not evaluated."""
         self._start = time.monotonic()
         self._pushed = self._to_push()
         self._cache(())
@@ -112,9 +96,7 @@ class Loop:
     ) -> Summary:
         """Train up to a number of environment steps; see ``ActorLearner.learn``."""
         engine, totals = self._engine, self._totals
-        engine.start(
-            self._pushed.policy, self._settings, self._state.observations.rows, self._pushed.bits
-        )
+        engine.start(self._pushed.policy, self._settings, self._state.observations.rows)
         self._start = time.monotonic()
         self._next_save = self._start + self._config.checkpoint_seconds
         stopped = False
@@ -124,17 +106,16 @@ class Loop:
                     trajectories = self._sampler.take(stack, totals.version)
                     totals.steps = self._before + self._sampler.steps
                     learned = trajectories is not None and self._learn(trajectories)
-                # With a fixed lag, experience of some actors alone cannot be learned from.
-                self._take_messages(experience_first=self._config.lag is None)
-                self._check_compressor()
+                self._take_messages()
                 if learned:
-                    self._push(check)
-                    if self._config.lag is None:
-                        self._evaluate(check)
+                    self._push()
+                    if totals.steps < total_steps:  # else once its last weights are compressed
+                        self._evaluate()
                     stopped = bool((on_progress or _warn)(self._progress()))
                 if time.monotonic() > self._next_save:
                     self._save()
                 check(self._save)
+            policy, compressed = self._last_policies(check)
             if not stopped:
                 self._last_evaluation(check)
         except EngineError:
@@ -143,7 +124,6 @@ class Loop:
             raise
         self._save()
         breakdown, learner_seconds = self.profile()
-        policy, compressed = self._last_policies(check)
         return Summary(
             steps=totals.steps,
             updates=self._learner.updates,
@@ -154,7 +134,7 @@ class Loop:
             stopped=stopped,
             compressed_share=self._share.share if self._compressing else float("nan"),
             staleness=self._share.staleness,
-            evaluations=tuple(self._messages.evaluations),
+            evaluations=tuple(self._evaluations),
             compressor=tuple(self._messages.compressor),
             policy=policy,
             compressed=compressed,
@@ -167,47 +147,30 @@ class Loop:
         breakdown = Breakdown.of({name: counters[name] for name in COUNTERS}, acted)
         return breakdown, self._learning / acted
 
-    def policies(self, timeout: float) -> tuple[Policy, Policy | None]:
-        """Return the last pushed and the last compressed policy; see ``ActorLearner.policies``."""
+    def _last_policies(self, check: Check) -> tuple[Policy, Policy | None]:
+        """Return the last pushed policy, and the compressed one, waiting a while for its version.
+
+        While the compressor still starts, the wait is as long as a start may take.
+        """
         full = self._pushed.policy
         if not self._compressing:
-            return full, self._as_received(self._pushed)
-        deadline = time.monotonic() + timeout
-        compressed = self._engine.compressed_policy()
-        while (
-            self._settings.enabled_at(full.version)
-            and (compressed is None or compressed.version < full.version)
-            and time.monotonic() < deadline
-        ):
+            return full, None
+        began = time.monotonic()
+        while True:
             self._take_messages()
-            failed = {
-                report["version"] for report in self._messages.compressor if "error" in report
-            }
-            if full.version in failed:
-                break
-            time.sleep(0.02)  # each query copies the policy
             compressed = self._engine.compressed_policy()
-        return full, compressed
-
-    def _as_received(self, pushed: Pushed) -> Policy | None:
-        """Return the policy as actors decode a low-bit push, or None for a lossless push."""
-        if pushed.bits == FULL_BITS:
-            return None
-        low = lowered(pushed.policy, pushed.bits)
-        return low.replace(backend=self._config.compressed_backend)
-
-    def _last_policies(self, check: Check) -> tuple[Policy, Policy | None]:
-        full, compressed = self.policies(LAST_TIMEOUT)
-        deadline = time.monotonic() + EngineConfig.start_timeout
-        while (
-            compressed is None
-            and self._starting
-            and self._settings.enabled_at(full.version)
-            and time.monotonic() < deadline
-        ):
+            version = NONE if compressed is None else compressed.version
+            failed = [one["version"] for one in self._messages.compressor if "error" in one]
+            patience = EngineConfig.start_timeout if self._starting else LAST_TIMEOUT
+            if (
+                version == full.version
+                or full.version in failed
+                or not self._settings.enabled
+                or time.monotonic() - began > patience
+            ):
+                return full, compressed
             check(self._save)
-            full, compressed = self.policies(1.0)
-        return full, compressed
+            time.sleep(0.02)  # each query copies the policy
 
     # Learning
 
@@ -221,7 +184,7 @@ class Loop:
         if not metrics:
             return False
         self._sampler.learned()
-        due = self._learner.updates - self._watched >= self._config.monitor_period
+        due = self._learner.updates - self._watched >= WATCH_EVERY
         if trajectories and due:
             self._controller.watch(trajectories, self._totals.version)
             self._watched = self._learner.updates
@@ -241,15 +204,11 @@ class Loop:
                 "or saved."
             ) from error
 
-    def _push(self, check: Check) -> None:
+    def _push(self) -> None:
         engine, totals = self._engine, self._totals
         push = self._learner.updates - self._pushed_at >= self._config.push_period
-        exact = self._config.lag is not None
-        if push and exact:
-            self._wait_for_everyone(check)
-            self._evaluate(check)  # at the same update in every run
-        # Before the weights to which they apply: see Actor._exact.
-        settings = self._controller.actor_settings(self._settings, totals.version + 1)
+        # Before the weights to which they apply.
+        settings = self._controller.actor_settings(self._settings)
         if settings != self._settings:
             self._settings = settings
             engine.configure(settings)
@@ -260,43 +219,23 @@ class Loop:
         totals.version += 1
         self._pushed = self._to_push()
         due = start - self._observations_given >= OBSERVATIONS_EVERY
-        if self._compressing and (exact or due):
+        if self._compressing and (engine.exact or due):
             self._observations_given = start
             engine.give_observations(self._state.observations.rows)
         self._cache(engine.pulled())
-        engine.publish(self._pushed.policy, self._pushed.bits)
+        engine.publish(self._pushed.policy)
         self._learning += time.perf_counter() - start
 
     def _to_push(self) -> Pushed:
         return Pushed(
             self._checked_policy(),
-            self._controller.push_bits,
             self._totals.steps,
             time.monotonic() - self._start,
         )
 
     def _cache(self, pulled: Sequence[int]) -> None:
-        if self._controller.monitor is not None or self._evaluating is not None:
+        if self._controller.monitor is not None or self._every:
             self._controller.cache_pushed(self._pushed, pulled)
-
-    def _wait_for_everyone(self, check: Check) -> None:
-        """Wait until no process needs the current version: the store has only the latest one."""
-        while not self._engine.everyone_has(self._totals.version):
-            self._take_messages()
-            self._check_compressor()
-            check(self._save)
-            time.sleep(1e-4)
-
-    def _check_compressor(self) -> None:
-        """Raise if compression of an awaited version failed."""
-        failed = [
-            one for one in self._messages.compressor if "error" in one and one["version"] >= 0
-        ]
-        if failed and self._config.lag is not None:
-            raise EngineError(
-                f"the compressor failed on version {failed[0]['version']}: {failed[0]['error']} "
-                "Expected it to keep up: with a fixed lag, training cannot continue without it."
-            )
 
     def _save(self) -> None:
         """Write a checkpoint, and request the compressor's state."""
@@ -316,85 +255,66 @@ class Loop:
         """Return the steps at which the next evaluation is due."""
         return (steps // self._every + 1) * self._every if self._every else math.inf
 
-    def _evaluate(self, check: Check) -> None:
-        """Take a finished evaluation; start one if it is due and none is running.
-
-        With a fixed lag, take it when the next one is due, and wait for it if necessary, so that
-        the monitor gets it at the same update in every run.
-        """
-        due = self._totals.steps >= self._next_evaluation
-        exact = self._config.lag is not None
-        if self._evaluating is None or (exact and not due):
+    def _evaluate(self) -> None:
+        """Take a finished evaluation; start one if it is due and none is running."""
+        self._take_evaluation()
+        if self._evaluating.running or self._totals.steps < self._next_evaluation:
             return
-        self._take_evaluation(check, wait=exact)
-        pushed = self._pushed
-        if not due or self._evaluating.running or pushed.version <= self._evaluated:
-            return
-        self._next_evaluation = self._after(self._totals.steps)
-        self._evaluated = pushed.version
-        compressed = self._as_received(pushed)
-        pair = self._compressing and self._settings.enabled_at(pushed.version)
-        if pair and exact:
+        pushed, compressed = self._pushed, None
+        if self._compressing and self._settings.enabled:
+            if self._starting:
+                return  # soon there is a compressed form
             compressed = self._engine.compressed_policy()
-        elif self._compressing:
-            compressed = None
-        self._evaluating.begin(pushed, compressed, pair=pair)
+        if compressed is not None:
+            # Of the same version, so that they differ by compression alone.
+            pushed = self._controller.cache.get(compressed.version) or pushed
+            if pushed.version != compressed.version or self._too_old(pushed):
+                pushed, compressed = self._pushed, None
+        self._next_evaluation = self._after(self._totals.steps)
+        if pushed.version > self._evaluated:
+            self._evaluated = pushed.version
+            self._evaluating.begin(pushed, compressed)
 
-    def _take_evaluation(self, check: Check, *, wait: bool) -> None:
-        evaluating = self._evaluating
-        if evaluating is None:
-            return
-        evaluation, events = evaluating.take()
-        while wait and evaluating.running:
-            self._take_messages()
-            check(self._save)
-            time.sleep(0.01)
-            evaluation, events = evaluating.take()
+    def _too_old(self, pushed: Pushed) -> bool:
+        return self._totals.version - pushed.version > self._config.max_staleness
+
+    def _take_evaluation(self) -> None:
+        evaluation, events = self._evaluating.take()
         self._messages.events += events
         if evaluation is not None:
-            self._messages.evaluations.append(evaluation)
-            self._evaluated = evaluation.pair.full.version
+            self._evaluations.append(evaluation)
             self._controller.evaluated(evaluation.pair, self._totals.version)
 
     def _last_evaluation(self, check: Check) -> None:
         """Wait for the running evaluation, and run one that is due: learning is over."""
-        self._take_evaluation(check, wait=True)
-        self._evaluate(check)
-        self._take_evaluation(check, wait=True)
+        self._finish_evaluation(check)
+        self._evaluate()
+        self._finish_evaluation(check)
+
+    def _finish_evaluation(self, check: Check) -> None:
+        self._take_evaluation()
+        while self._evaluating.running:
+            self._take_messages()
+            check(self._save)
+            time.sleep(0.01)
+            self._take_evaluation()
 
     # Reports to the user
 
-    def _take_messages(self, *, experience_first: bool = False) -> None:
-        messages = self._engine.messages(experience_first=experience_first)
+    def _take_messages(self) -> None:
+        messages = self._engine.messages()
         for _, episode in messages.episodes:
             self._totals.episodes += 1
             self._totals.returns.append(episode.reward if episode.score is None else episode.score)
-            self._messages.ended.append(episode)
-        self._messages.events += messages.events + self._controller.on_refused(
-            messages.refused, self._totals.version
-        )
-        self._messages.compressor += messages.compressor
-        if self._evaluating is not None and messages.compressor:
-            self._evaluating.on_reports(messages.compressor)
+        messages.events += self._controller.on_refused(messages.refused, self._totals.version)
+        self._messages.extend(messages)
         if messages.compressor or any(event.who == "compressor" for event in messages.events):
             self._starting = False
-        made = [one["version"] for one in messages.compressor if "quality" in one]
-        self._made = max(made, default=self._made)
-
-    def _check_share(self, seconds: float) -> None:
-        """Warn if almost no steps act compressed."""
-        waiting = self._starting and self._settings.enabled and seconds < PATIENCE
-        if not self._compressing or waiting:
-            return
-        behind = None if self._made is None else self._totals.version - self._made
-        words = self._share.alarm(self._settings, behind, self._staleness_limit)
-        if words is not None:
-            self._messages.events.append(Event("compressor", words))
 
     def _progress(self) -> Progress:
         seconds = time.monotonic() - self._start
-        self._check_share(seconds)
-        messages, self._messages = self._messages, _Messages()
+        messages, self._messages = self._messages, Messages()
+        evaluations, self._evaluations = self._evaluations, []
         return Progress(
             steps=self._totals.steps,
             updates=self._learner.updates,
@@ -406,7 +326,7 @@ class Loop:
             events=tuple(messages.events),
             changes=self._controller.changes(),
             compressor=tuple(messages.compressor),
-            ended=tuple(messages.ended),
-            evaluations=tuple(messages.evaluations),
+            ended=tuple(episode for _, episode in messages.episodes),
+            evaluations=tuple(evaluations),
             pushed=self._pushed_at == self._learner.updates,
         )

@@ -97,7 +97,7 @@ def build(config: ActorsConfig) -> Parts:
     head_of = SB3[config.algorithm][1] if config.algorithm in SB3 else config.algorithm
     chain = chain_of(config.compress, config.backend, lambda name: network(task, name, head_of))
     learner, close = learner_of(config, task)
-    monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period, config.bits)
+    monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period)
     environment = _environment(config, config.env_kwargs)
     return Parts(task, learner, chain, monitor, environment, settings, close)
 
@@ -135,7 +135,7 @@ def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
     kind = learner.config_class
     settings = _settings(config.learner, kind, config.algorithm)
     settings["seed"] = config.seed
-    if config.lag is not None:
+    if config.engine == "inline":
         settings.setdefault("precision", "fp32")
     correctors = correctors_of(config.correctors)
     if correctors is not None:

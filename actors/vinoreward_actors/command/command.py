@@ -156,7 +156,7 @@ def run_of(config: ActorsConfig, period: int, seed: int) -> ActorsConfig:
         seed=seed,
         pull_period=period,
         pull_study=(),
-        monitor=OFF if config.compress == NONE and config.bits == 32 else YamlText("watch"),
+        monitor=OFF if config.compress == NONE else YamlText("watch"),
         resume=(folder / "config.yaml").is_file(),
     )
 

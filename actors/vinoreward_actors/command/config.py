@@ -81,7 +81,7 @@ class ActorsConfig:
     environments: Count = 1
     """Environments per actor, stepped as one batch: try this before compressing."""
     engine: str = "local"
-    """local processes, or ray for a cluster."""
+    """local processes, ray for a cluster, or inline: all in this process, exact to the bit."""
     backend: str = "openvino"
     """Backend for full-precision weights in actors: openvino, onnxruntime, numpy; torch is eager
     PyTorch, the papers' baseline."""
@@ -96,15 +96,14 @@ class ActorsConfig:
     push_period: Count = 1
     """Updates between two pushes of weights."""
     bits: Literal[2, 3, 4, 5, 6, 7, 8, 16, 32] = 32
-    """Bits per weight in the learner's pushes: 32, 16, or 2 to 8. The monitor watches fewer bits
-    and evaluations play them, as for any other compression."""
-    lag: Natural | None = None
-    """Exact number of updates that actors lag; repeats bit by bit. None: newest weights."""
+    """Bits per weight in the learner's pushes: 32 or 16; with --engine ray also 2 to 8."""
     max_lag: Count = 100
     """Drop trajectories whose weights are more pushes old (not for algorithms with a replay)."""
     max_staleness: Natural = 100
     """Actors do not use compressed weights that are more pushes behind the learner's; at most
     --max-lag, unless the algorithm has a replay."""
+    heartbeat: Annotated[float, Gt(0)] = 20.0
+    """Seconds without a sign of life after which a process is replaced; a reset may take 120."""
     samples_per_insert: Annotated[float, Gt(0)] = 8.0
     """Transitions sampled per inserted transition, for algorithms with a replay."""
     learner: Arguments = field(default_factory=dict)

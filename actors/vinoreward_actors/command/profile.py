@@ -53,13 +53,7 @@ class Measured:
 
     def step_seconds(self, config: ActorsConfig) -> float:
         """Return the wall time per environment step of a training: that of its slowest part."""
-        # With --lag, every update waits for the compressor; without it, none does.
-        pushing = 0.0 if config.lag is None else self.pushing(config)
-        return max(self.learner_seconds, self.acting / config.actors, pushing)
-
-    def pushing(self, config: ActorsConfig) -> float:
-        """Return the compressor's seconds per environment step; 0 if it made only one version."""
-        return (self.push_seconds or 0.0) / (self.steps_per_update * config.push_period)
+        return max(self.learner_seconds, self.acting / config.actors)
 
 
 def measure(config: ActorsConfig, steps: int) -> Measured:
@@ -125,7 +119,7 @@ def profile(config: ActorsConfig) -> None:
             breakdowns["compressed"] = compressed.actor
             lines.append(_ratio(config, first, compressed.actor))
             verdict = recommend(config, full, compressed)
-            lines += [*verdict.words, *_pushes(config, compressed)]
+            lines += [*verdict.words, *_pushes(compressed)]
             lines += [*crowded(config, usable_cores()), f"{compressed.share.capitalize()}."]
             changes |= verdict.changes
         image = draw_profile(folder / "profile.png", breakdowns)
@@ -201,23 +195,11 @@ def _ratio(config: ActorsConfig, first: Breakdown, second: Breakdown) -> str:
     return f"{words} as fast."
 
 
-def _pushes(config: ActorsConfig, measured: Measured) -> list[str]:
+def _pushes(measured: Measured) -> list[str]:
     """Return a sentence on the compressor's time per version, if it made more than one."""
     if measured.push_seconds is None:
         return []
     words = f"The compressor takes {measured.push_seconds:.3g} s for a version of the weights"
-    if config.lag is None:
-        update = measured.learner_seconds * measured.steps_per_update
-        late = measured.push_seconds / max(update, 1e-12)
-        return [f"{words}; in that time the learner alone could make {late:.2g} updates."]
-    per_step = measured.pushing(config)
-    words += (
-        f"; with --lag {config.lag} every update waits for that: {per_step * 1e3:.3g} ms a step"
-    )
-    # Otherwise the bottleneck is the slower of learning and acting.
-    if per_step > measured.learner_seconds + measured.acting / config.actors:
-        words += (
-            ". That is more than learning and acting together: leave out --lag, or use a cheaper "
-            "compression (distill with fewer steps, or none)"
-        )
-    return [f"{words}."]
+    update = measured.learner_seconds * measured.steps_per_update
+    late = measured.push_seconds / max(update, 1e-12)
+    return [f"{words}; in that time the learner alone could make {late:.2g} updates."]

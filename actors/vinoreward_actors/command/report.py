@@ -14,7 +14,6 @@ from vinoreward.errors import InputError
 from vinoreward.files import write_json
 from vinoreward_actors.actor_learner.acting.evaluation import Pair, Played
 from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
-from vinoreward_actors.actor_learner.progress import NEAR_ZERO
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.monitoring.batch import paired_gap
 from vinoreward_training.policy.evaluate import rate_of, rate_row
@@ -43,6 +42,8 @@ NAMES = {
     "wait": "wait",
 }
 """Names of an actor's parts; ActorQ's where it has them."""
+NEAR_ZERO = 0.1
+"""Fraction of compressed steps below which there is advice."""
 
 
 @dataclass(frozen=True)

@@ -105,11 +105,6 @@ def _checked(config: ActorsConfig, before: ActorsConfig | None) -> ActorsConfig:
     periods = config.pull_study
     if len(set(periods)) != len(periods):
         raise ConfigError(field="pull_study", value=periods, expected="different periods")
-    if periods and config.lag is not None:
-        raise ConfigError(
-            f"found --pull-study with lag={config.lag}. Expected no lag: with a fixed lag, actors "
-            "pull a given version, whatever the period."
-        )
     if periods and config.profile_only is not None:
         raise ConfigError("found --pull-study and --profile-only. Expected one of them.")
     if not config.algorithm.startswith("sb3-"):

@@ -211,12 +211,11 @@ def setting_of(parameters: Mapping[str, float], pull_period: int) -> monitoring.
 
 
 def monitor_of(
-    text: str, head: Head, chain: CompressorChain | None, pull_period: int, bits: int = 32
+    text: str, head: Head, chain: CompressorChain | None, pull_period: int
 ) -> monitoring.Monitor | None:
     """Return the monitor that ``--monitor`` names; None for ``off`` or without compression.
 
-    Of several, the first that wants a change gets it. Without a chain, the monitor
-    watches and adjusts the ``bits`` of pushes.
+    Of several, the first that wants a change gets it.
     """
     items = items_of(text, "--monitor")
     for item in items:
@@ -225,15 +224,9 @@ def monitor_of(
                 f"--monitor has {item.name!r:.80}. Expected one of {', '.join(MONITORS)}, with "
                 "settings such as {kl: 14}."
             )
-    if not items or (chain is None and bits == 32):
+    if not items or chain is None:
         return None
-    if chain is None and any(item.name == "alpha" for item in items):
-        raise ConfigError(
-            "--monitor alpha mixes a compressed network with the learner's, but --bits alone does "
-            "not create one. Expected --compress, or another monitor, such as kl or default."
-        )
-    parameters = {"bits": float(bits)} if chain is None else chain.parameters()
-    safer = () if chain is None else chain.safer()
+    parameters, safer = chain.parameters(), chain.safer()
     strategies = [
         strategy
         for item in items

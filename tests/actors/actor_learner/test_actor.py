@@ -163,63 +163,11 @@ def test_weights_are_pulled_once_a_period(late):
     assert link.counts["pulls"] == 4
 
 
-# A fixed lag
-
-
-@pytest.mark.parametrize(
-    ("lag", "per_update", "first"), [(0, 1, 0), (0, 2, 40), (1, 1, 40), (1, 2, 0), (3, 2, 40)]
-)
-def test_versions_are_exact_with_a_fixed_lag(lag, per_update, first):
-    def begin(link):
-        def after(done):
-            # A learner as fast as may be: an update for each share of rollouts, a push as soon as
-            # the actor has pulled the one before.
-            pulled = int(link.done[-1].versions[0, 0])
-            link.publish(policy_of(CARTPOLE, min(first + done // per_update, pulled + 1)))
-
-        link.after = after
-
-    told = {"lag": lag, "rollouts_per_update": per_update, "first_version": first}
-    link = acted(begin=begin, rollouts=12, **told)
-    versions = [np.unique(one.versions).tolist() for one in link.done]
-    assert versions == [[first + max(0, r // per_update - lag)] for r in range(12)]
-
-
-def test_a_switch_takes_effect_at_its_version():
-    """Whatever the actor reads when: settings say from which version on they hold."""
-
-    def begin(link):
-        link.publish(policy_of(CARTPOLE, 0), COMPRESSED)
-
-        def after(done):
-            link.told = ActorSettings(enabled=done < 4, since=4 if done >= 4 else 0)
-            if done >= 8:
-                link.told = ActorSettings(enabled=True, since=8)
-            if link.told.enabled_at(done):
-                link.publish(policy_of(CARTPOLE, done), COMPRESSED)
-            link.publish(policy_of(CARTPOLE, done))
-
-        link.after = after
-
-    link = acted(begin=begin, lag=0, compressed=True, rollouts=12)
-    assert [int(one.network[0, 0]) for one in link.done] == [1] * 4 + [0] * 4 + [1] * 4
-    assert [int(one.versions[0, 0]) for one in link.done] == list(range(12))
-
-
-@pytest.mark.parametrize("newest", [7, 8])
-def test_a_successor_goes_on_where_the_other_died(newest):
-    """Or with the version after, if that one is gone."""
-    link = acted(
-        begin=lambda link: link.publish(policy_of(CARTPOLE, newest)), lag=1, rollouts=1, prior=8
-    )
-    assert int(link.done[0].versions[0, 0]) == newest
-
-
 # Orders and the profile
 
 
 def test_settings_travel_as_json():
-    settings = ActorSettings(alpha=0.25, bits=None, save=3, since=9)
+    settings = ActorSettings(alpha=0.25, bits=None, save=3)
     assert ActorSettings.from_json(settings.to_json()) == settings
     for text in (b"[]", b"{", b'{"colour": 1}'):
         with pytest.raises(InputError, match="same version"):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from actor_learner_parts import chain, impala, training
-from faulty_environments import Remembers, Slow, pushes_counted
+from faulty_environments import Remembers, pushes_counted
 from plain_links import CARTPOLE, policy_of
 
 from vinoreward_actors.actor_learner.compressor import (
@@ -15,14 +15,12 @@ from vinoreward_actors.actor_learner.compressor import (
     CompressorConfig,
     Pace,
 )
-from vinoreward_actors.actor_learner.progress import WINDOW, CompressedShare
+from vinoreward_actors.actor_learner.progress import CompressedShare
 from vinoreward_actors.actor_learner.transport.link import ActorSettings, CompressorLink, Weights
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, TrajectorySpec
 from vinoreward_actors.compression.distill import Distill
 from vinoreward_actors.compression.prune import Prune
 from vinoreward_actors.compression.quantize import Quantize
-from vinoreward_actors.monitoring import CompressionSetting, Monitor
-from vinoreward_actors.monitoring.indicators import KL
 from vinoreward_actors.policies.policy import forward
 from vinoreward_actors.policies.spec import mlp
 from vinoreward_actors.policies.wire import encode
@@ -57,28 +55,6 @@ def test_an_expensive_student_keeps_acting():
     assert 0 <= summary.staleness <= 20  # pushes, in the median
 
 
-@pytest.mark.slow
-def test_weights_that_are_always_too_old_are_told():
-    told = []
-
-    def watch(progress):
-        told.extend(str(event) for event in progress.events)
-        return bool(told)
-
-    summary = training(None, Slow(0.5), max_staleness=0).learn(200_000, watch)
-    assert "of the last 50 updates acted compressed" in told[0]
-    assert "actors use none older than 0" in told[0] and "max_staleness" in told[0]
-    assert summary.compressed_share < 0.5
-
-
-def test_a_compression_that_is_off_is_told_in_the_log_where_nobody_watches(caplog):
-    monitor = Monitor([KL("max", "mu_pi")], setting=CompressionSetting(enabled=False))
-    with caplog.at_level("WARNING", logger="vinoreward"):
-        summary = training(None, Slow(0.5), monitor=monitor).learn(WINDOW * 20 + 200)
-    assert "only 0% of the steps" in caplog.text and "switched off" in caplog.text
-    assert summary.compressed_share == 0.0 and math.isnan(summary.staleness)
-
-
 def test_the_share_counts_from_the_first_compressed_step():
     found = CompressedShare()
     assert found.share == 0.0 and math.isnan(found.staleness)
@@ -88,22 +64,6 @@ def test_the_share_counts_from_the_first_compressed_step():
     found.add([rows(5, 9, 21)], 21)
     assert found.share == pytest.approx(25 / 30)
     assert found.staleness == 4.0
-
-
-def test_the_alarm_is_told_once_until_it_recovers():
-    found, late = CompressedShare(), (ActorSettings(), 150, 100)
-    for _ in range(WINDOW):
-        assert found.alarm(*late) is None
-        found.add([rows(0, 0, 0)], 0)
-    words = found.alarm(*late)
-    assert words is not None and "150 pushes old" in words and "older than 100" in words
-    assert found.alarm(*late) is None
-    for share, told in ((10, False), (0, True)):
-        for _ in range(WINDOW):
-            found.add([rows(share, 0, 0)], 0)
-        # A mix that a monitor chose is not taken for lateness.
-        words = found.alarm(ActorSettings(alpha=0.05), 3, 100)
-        assert (words is not None and "5% of the blocks" in words) is told
 
 
 def test_teaching_takes_half_of_the_time_between_pushes_and_never_gets_later():

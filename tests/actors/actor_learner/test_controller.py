@@ -17,25 +17,11 @@ from vinoreward_actors.compression.prune import Prune
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.monitoring.indicators import KL
 from vinoreward_actors.monitoring.monitor import Monitor, default_monitor
-from vinoreward_actors.monitoring.strategy import CompressionSetting, Strategy
+from vinoreward_actors.monitoring.strategy import CompressionSetting
 from vinoreward_actors.policies.distributions import kl
 from vinoreward_actors.policies.policy import forward
-from vinoreward_actors.policies.wire import lowered
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-class Ladder(Strategy):
-    """Sixteen bits at the third look, none of it from the sixth."""
-
-    def __init__(self):
-        self.looks = 0
-
-    def decide(self, readings, setting):
-        self.looks += 1
-        if self.looks == 3:
-            return setting.changed({"bits": 16})
-        return setting.changed({"enabled": False}) if self.looks >= 6 else setting
 
 
 # Orders
@@ -54,7 +40,7 @@ def test_actors_begin_with_the_chains_settings_and_the_users(monitor, expected):
     told = settings(pull_period=7)
     controller = Controller(impala(), told, chain(Prune(0.5), Quantize("w4")), monitor)
     controller.begin()
-    found = controller.actor_settings(ActorSettings(), 0)
+    found = controller.actor_settings(ActorSettings())
     assert (found.bits, found.sparsity, found.pull_period) == expected
 
 
@@ -98,52 +84,6 @@ def test_a_stage_that_fails_is_told_in_the_log_where_nobody_watches(caplog, tmp_
     with caplog.at_level("WARNING", logger="vinoreward"):
         training(None, Remembers("raise", 1, str(tmp_path / "raised"))).learn(4000)
     assert "compressor" in caplog.text and "fell over" in caplog.text
-
-
-# Pushes with few bits
-
-
-def test_the_last_policy_is_told_as_actors_got_it():
-    summary = training(bits=4).learn(300)
-    assert summary.compressed.version == summary.policy.version
-    rows = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-    expected = forward(lowered(summary.policy, 4), rows)
-    np.testing.assert_array_equal(forward(summary.compressed, rows), expected)
-
-
-@pytest.mark.parametrize("chained", [False, True])
-def test_a_strategy_turns_the_bits_of_pushes_and_stops_them(chained):
-    """Those of a chain are its own; stopped is all of it."""
-    pushed = []
-
-    def progressed(progress):
-        setting = monitor.setting
-        pushed.append((setting.bits, setting.enabled, trainer.policies()[1] is None))
-        return len(pushed) > 60
-
-    monitor = Monitor([KL("max")], Ladder())
-    stages = [Quantize("int8")] if chained else []
-    trainer = training(None, *stages, monitor=monitor, bits=4, monitor_period=5)
-    trainer.learn(100_000, progressed)
-    assert (pushed[0][0], pushed[-1][0]) == (8 if chained else 4, 16)
-    assert not pushed[-1][1]
-    if not chained:
-        # The push after the decision is whole again.
-        assert (pushed[0][2], pushed[-1][2]) == (False, True)
-
-
-def test_a_resumed_training_pushes_what_was_settled_unless_its_bits_were_changed(tmp_path):
-    told = {"folder": tmp_path, "monitor_period": 2}
-    monitor = Monitor([KL("max")], Ladder())
-    training(monitor=monitor, bits=2, **told).learn(400)
-    assert not monitor.setting.enabled
-    again = training(monitor=Monitor([KL("max")], Ladder()), bits=2, resume=True, **told)
-    # Nothing is left to do: what is told is its first push.
-    assert again.learn(again.steps).compressed is None
-    for bits, expected in ((2, 16), (8, 8)):
-        found = Monitor([KL("max")], Ladder())
-        training(monitor=found, bits=bits, resume=True, **told)
-        assert found.setting.bits == expected
 
 
 def test_the_newest_observations_are_kept_after_those_it_is_given():

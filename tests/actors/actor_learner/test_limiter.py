@@ -55,17 +55,10 @@ def test_the_faster_side_waits_until_the_other_has_moved(limit):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0.0, 10, 5.0), "ratio above 0"),
-        ((math.nan, 10, 5.0), "finite"),
-        ((1.0, 0, 5.0), "min_size of at least 1"),
-        ((1.0, 10, math.inf), "finite"),
-        ((1.0, 10, 0.5), "at least 1 for ratio 1"),
-        ((2.0, 10, 30.0, 20, 1), "at least 40 .* block each other"),
-        ((1.0, 10, 30.0, 1, 0), "at least 1 each"),
-    ],
+    "arguments",
+    [(1.0, 10, math.inf), (math.nan, 10, 5.0), (1.0, 10, 0.5), (2.0, 10, 30.0, 20, 1)],
 )
-def test_a_limit_that_cannot_work_is_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_buffer_with_which_both_could_wait_is_refused(arguments):
+    with pytest.raises(ConfigError) as caught:
         SamplesPerInsert(*arguments)
+    assert caught.value.field == "error_buffer"

@@ -157,15 +157,6 @@ def test_a_message_of_more_than_a_pipe_holds():
 # Deaths
 
 
-def test_what_a_dead_actor_had_handed_over_is_read(tmp_path):
-    kwargs = {"fault": "kill", "at": 9 * 2 + 5, "marker": str(tmp_path / "died")}
-    with started(config(kwargs=kwargs, slots=3)) as engine:
-        until(lambda: engine.messages().events)
-        found = [take(engine)[0] for _ in range(4)]
-    assert [one.generation for one in found] == [0, 0, 1, 1]
-    np.testing.assert_array_equal([one.observations[0, 0, 0] for one in found], [0, 3, 0, 3])
-
-
 def failure(engine):
     """What a call says that raises, if it does."""
     try:
@@ -178,35 +169,26 @@ def failure(engine):
 def test_what_the_last_one_had_handed_over_is_read_before_the_error():
     kwargs = {"fault": "kill", "at": 9 * 2 + 5}
     with started(config(kwargs=kwargs, slots=3, restarts=0)) as engine:
-        until(lambda: failure(engine))
-        for left in (2, 1):
-            assert engine.waiting() == left
-            engine.messages(experience_first=True)
-            take(engine)
+        found = []
         with pytest.raises(EngineError, match="killed by signal 9"):
-            engine.messages(experience_first=True)
+            while True:
+                engine.messages()
+                found += take(engine)
+    assert len(found) == 2
 
 
-def test_a_death_is_seen_at_once_and_holds_no_weights():
+def test_a_death_is_seen_at_once():
     """Long before a heartbeat, which is a minute here, would tell."""
     with started(config(actors=2)) as engine:
-        take(engine, 2, evenly=True)
-        victim, full = process_named("actor 1").pid, engine._memory.stores[FULL_PRECISION]
-        assert full.leased(1) == 0
+        take(engine, 2)
+        victim = process_named("actor 1").pid
         os.kill(victim, signal.SIGKILL)
         assert event(engine).who == "actor 1"
         assert process_named("actor 1").pid != victim
         assert process_named("actor 0").is_alive()
-        assert {one.actor for one in take(engine, 2, evenly=True)} == {0, 1}
-    with started(config(actors=2, restarts=0)) as engine:
-        take(engine, 2, evenly=True)
-        full = engine._memory.stores[FULL_PRECISION]
-        os.kill(process_named("actor 0").pid, signal.SIGKILL)
-        assert "training goes on without it" in event(engine).what
-        assert (full.leased(0), full.leased(1)) == (-1, 0)
-        for _ in range(engine.waiting()):  # those of both actors, from before
-            take(engine)
-        assert [take(engine)[0].actor for _ in range(4)] == [1] * 4
+        seen = set()
+        while seen != {(0, 0), (1, 1)}:
+            seen |= {(one.actor, one.generation) for one in take(engine)} - {(1, 0)}
 
 
 @pytest.mark.slow
@@ -220,7 +202,6 @@ def test_a_slow_learner_is_no_reason_to_kill_actors():
 @pytest.mark.parametrize(
     ("fault", "at", "said"),
     [
-        ("raise", 12, "RuntimeError: the simulator fell over"),
         ("exit", 12, "SystemExit: 7"),
         ("nan", 11, "observations have NaN or infinity"),
         # An episode's last observation is never acted on.

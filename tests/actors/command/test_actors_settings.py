@@ -171,15 +171,6 @@ def test_monitors_begin_with_the_chains_own_settings(text):
     assert (found.bits, found.sparsity, found.pull_period) == (5, 0.25, 33)
 
 
-def test_pushes_with_few_bits_are_watched_without_a_chain():
-    monitor = monitor_of("default", "logits", None, 10, 4)
-    assert monitor.setting.bits == 4
-    assert monitor_of("off", "logits", None, 10, 4) is None
-    for text in ("alpha: {low: 0.05, high: 0.3}", "sparsity"):
-        with pytest.raises(ConfigError, match="Expected"):
-            monitor_of(text, "logits", None, 10, 4)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vinoreward.closing import Closing
 from vinoreward.errors import OutputError, VinorewardError
 from vinoreward_actors.actor_learner.acting.environments import (
     Environments,
@@ -16,7 +17,6 @@ from vinoreward_actors.actor_learner.acting.environments import (
 from vinoreward_actors.actor_learner.acting.profile import COUNTERS as PROFILE_COUNTERS
 from vinoreward_actors.actor_learner.acting.profile import Stopwatch
 from vinoreward_actors.actor_learner.transport.link import NONE, ActorLink, ActorSettings
-from vinoreward_actors.actor_learner.transport.shared_memory import wait_until
 from vinoreward_actors.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
@@ -35,9 +35,6 @@ class ActorConfig:
     """Settings of an actor; plain data.
 
     Attributes:
-        lag: None: use the newest weights, checking every ``pull_period`` steps. A number: rollout
-            r uses exactly the weights of version ``max(0, r - lag)``, so that a run repeats bit by
-            bit on any machine.
         max_staleness: compressed weights that are more versions behind the learner's are not used:
             a late or dead compressor costs only speed.
         max_lag: pull the learner's own weights early if those in use are more versions old; None:
@@ -51,11 +48,9 @@ class ActorConfig:
     steps: int = 20  # T, of a trajectory
     actors: int = 1  # number of actors
     seed: int = 0  # of the run
-    lag: int | None = None
     compressed: bool = False  # whether there is a compressor
     max_staleness: int = 100
     max_lag: int | None = None
-    rollouts_per_update: int = 1  # this actor's trajectories per update; for ``lag``
     first_version: int = 0  # of the first weights of this run; above 0 after a resume
 
 
@@ -129,30 +124,22 @@ class Acting(NamedTuple):
     acted: Acted
 
 
-class Actor:
+class Actor(Closing):
     """Acts until it is stopped.
 
     Compressed weights that cannot be loaded, or that give NaN or infinity as outputs or log
     probabilities, do not end the actor. It reports them as :class:`Refused` and does not load that
-    version again; the learner's own weights act from that step to the end of the block. With a
-    fixed lag such weights are an error: the learner's own of that version may be gone, and with
-    others the run would not repeat.
+    version again; the learner's own weights act from that step to the end of the block.
 
     Args:
         config: its settings.
         link: to the learner.
         number: of this actor, from 0.
         generation: number of replacements before it.
-        rollouts: committed by its predecessors; with a fixed lag it continues from there.
     """
 
     def __init__(
-        self,
-        config: ActorConfig,
-        link: ActorLink,
-        number: int,
-        generation: int = 0,
-        rollouts: int = 0,
+        self, config: ActorConfig, link: ActorLink, number: int, generation: int = 0
     ) -> None:
         self._config = config
         self._link = link
@@ -160,33 +147,34 @@ class Actor:
         entropy = [config.seed, number, generation, config.first_version]
         self._random = np.random.default_rng(entropy)
         first = int(np.random.default_rng([*entropy, 1]).integers(2**31 - config.environments))
-        self._envs = Environments(config.environment, config.policy, config.environments, first)
+        self._envs = Environments(
+            config.environment, config.policy, config.environments, first, link.resetting
+        )
         self._networks = [ActorNetwork(kind, config) for kind in (FULL_PRECISION, COMPRESSED)]
         # Make its backend before the first heartbeat: later a missing one counts as hanging.
         _ = self._networks[FULL_PRECISION].backend
         self._watch = Stopwatch()
-        self._rollouts = rollouts
         self._steps = self._pulls = 0
         self._block = 0  # steps until the next choice of a network
         self._kind = FULL_PRECISION
         self._settings = ActorSettings()
-        self._exact_for = NONE  # the last version for a fixed lag
         self._episodes: list[Episode] = []
         self._noise: Doubles | None = None  # (B, A), added to the actions of the previous step
 
     def run(self) -> None:
         """Act until the learner stops it."""
-        try:
+        with self:
             self._watch.start()
-            while not self._link.stopped:
-                if not self._rollout():
-                    break
-        finally:
-            self._envs.close()
-            for network in self._networks:
-                network.close()
+            while not self._link.stopped and self.rollout():
+                pass
 
-    def _rollout(self) -> bool:
+    def close(self) -> None:
+        """Close environments and backends."""
+        self._envs.close()
+        for network in self._networks:
+            network.close()
+
+    def rollout(self) -> bool:
         """Fill one trajectory; return whether to continue."""
         config, link, watch = self._config, self._link, self._watch
         trajectory = link.begin()
@@ -196,7 +184,7 @@ class Actor:
         for step in range(config.steps):
             if link.stopped:
                 return False
-            network = self._newest() if config.lag is None else self._exact()
+            network = self._newest()
             acting = None if network is None else self._act(network)
             if acting is None:
                 return False
@@ -209,7 +197,6 @@ class Actor:
             **watch.take(),
         }
         link.commit(counts, [asdict(episode) for episode in self._episodes])
-        self._rollouts += 1
         self._pulls, self._episodes = 0, []
         watch.mark("write")
         return True
@@ -239,16 +226,9 @@ class Actor:
 
     def _refuse(self, network: ActorNetwork, version: int, error: VinorewardError) -> None:
         """Stop using these compressed weights, and report them."""
-        refused = Refused.of(version, error)
-        if self._config.lag is not None:
-            raise OutputError(
-                f"the compressed weights of version {version} cannot be used: {refused.why}. "
-                "Expected usable weights: with a fixed lag no others can replace them. Compress "
-                "less, or train without a fixed lag."
-            ) from error
         network.refuse(version)
         self._kind = FULL_PRECISION
-        self._link.report("refused", asdict(refused))
+        self._link.report("refused", asdict(Refused.of(version, error)))
 
     def _step(self, trajectory: Trajectory, step: int, acting: Acting) -> None:
         watch, network, acted = self._watch, acting.network, acting.acted
@@ -324,28 +304,6 @@ class Actor:
 
     def _behind(self, network: ActorNetwork) -> int:
         return self._link.learner_version - network.have
-
-    def _exact(self) -> ActorNetwork | None:
-        """Return the network with exactly the version that this rollout must use."""
-        config, link = self._config, self._link
-        update = self._rollouts // config.rollouts_per_update
-        wanted = config.first_version + max(0, update - (config.lag or 0))
-        if wanted == self._exact_for:
-            return self._networks[self._kind]
-        # Settings arrive before the version to which they apply, and the next settings only after
-        # every actor has that version. So every run reads the same settings here.
-        if not wait_until(lambda: link.learner_version >= wanted, stop=lambda: link.stopped):
-            return None
-        self._settings = link.settings()
-        self._kind = self._draw(self._settings.enabled_at(wanted))
-        network = self._networks[self._kind]
-        # A newer version than wanted: only after a replacement, when the wanted one may be gone.
-        while network.version < wanted:
-            if link.stopped:
-                return None
-            self._pull(network, network.version, wait=True)
-        self._exact_for = wanted
-        return network
 
     def _pull(self, network: ActorNetwork, have: int, *, wait: bool = False) -> bool:
         """Pull newer weights and use them; return whether there were any."""

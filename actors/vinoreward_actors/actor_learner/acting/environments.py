@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -256,13 +256,21 @@ class Environments:
         policy: the network; the spaces must match it.
         count: N.
         seed: of the first environment's first episode; the next environment gets the next number.
+        on_reset: called with True before each later reset, with False after it.
     """
 
     observations: Array
     """(N, *shape), the current observations."""
 
-    def __init__(self, spec: EnvironmentSpec, policy: PolicySpec, count: int, seed: int) -> None:
-        self._policy = policy
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        policy: PolicySpec,
+        count: int,
+        seed: int,
+        on_reset: Callable[[bool], None] = lambda begins: None,
+    ) -> None:
+        self._policy, self._on_reset = policy, on_reset
         self._truth = Truth(spec.truth_key)
         self._envs: list[gym.Env[Any, Any]] = []
         try:
@@ -299,7 +307,9 @@ class Environments:
             if ended or cut:
                 episodes.append(self._sums[at].finished(at, info, self._truth))
                 self._sums[at] = EpisodeSum()
+                self._on_reset(True)
                 self.observations[at] = observed(env.reset()[0], self._policy)
+                self._on_reset(False)
             else:
                 self.observations[at] = following[at]
         return Stepped(rewards, terminated, truncated, following, tuple(episodes))

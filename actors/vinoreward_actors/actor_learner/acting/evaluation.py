@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.closing import Closing
-from vinoreward.errors import ConfigError, OutputError
+from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
 from vinoreward.wrappers.true_success import Truth
 from vinoreward_actors.actor_learner.acting.actor import Refused
 from vinoreward_actors.actor_learner.acting.environments import (
@@ -201,8 +201,9 @@ class Evaluation:
         steps: environment steps at the push of the evaluated weights.
         seconds: since the start of this ``learn`` at that push.
         took: seconds that the evaluation took, in its own process.
-        pair: both of one version. Full precision only if there is no compression, the compressor
-            was late by a minute, or its policy was not usable.
+        pair: both of one version, the newest with a compressed form. Full precision only if there
+            is no compression, the compressor is late by more than ``max_staleness``, or its policy
+            was not usable.
     """
 
     steps: int
@@ -217,21 +218,30 @@ def evaluation_backend(backend: str) -> str:
     return "openvino" if backend.startswith("torch") else backend
 
 
-def send_policy(pipe: Connection, policy: Policy | None) -> None:
-    """Write a policy or None for :func:`receive_policy`; blocks until it is read."""
-    if policy is None:
-        pipe.send_bytes(b"")
-        return
-    encoded = encode(policy.replace(blob=None))  # the compiled form is for the actors' batch
-    pipe.send_bytes(encoded.header)
-    pipe.send_bytes(encoded.payload().data)
+def write_policies(folder: Path, full: Policy, compressed: Policy | None) -> None:
+    """Write policies for :func:`read_policies`; OSError if there is no room."""
+    for name, policy in (("full", full), ("compressed", compressed)):
+        # Without the compiled form, which is for the actors' batch.
+        encoded = None if policy is None else encode(policy.replace(blob=None))
+        (folder / f"{name}.json").write_bytes(b"" if encoded is None else encoded.header)
+        (folder / f"{name}.bin").write_bytes(b"" if encoded is None else encoded.payload().data)
 
 
-def receive_policy(pipe: Connection) -> Policy | None:
-    """Return what :func:`send_policy` wrote."""
-    header = pipe.recv_bytes()
-    # Writable memory, as in actors.
-    return decode(header, np.array(np.frombuffer(pipe.recv_bytes(), np.uint8))) if header else None
+def read_policies(folder: Path) -> tuple[Policy, Policy | None]:
+    """Return what :func:`write_policies` wrote."""
+    found = []
+    for name in ("full", "compressed"):
+        header = (folder / f"{name}.json").read_bytes()
+        # Writable memory, as in actors.
+        payload = np.fromfile(folder / f"{name}.bin", np.uint8)
+        found.append(decode(header, payload) if header else None)
+    full, compressed = found
+    if full is None:
+        raise ModelCorruptError(
+            f"{folder} has no policy. Expected that of the training, which another program may "
+            "have deleted; leave temporary files of a running training alone."
+        )
+    return full, compressed
 
 
 class Evaluator(Closing):

@@ -10,6 +10,9 @@ from vinoreward_actors.actor_learner.compressor import CompressorConfig
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
 from vinoreward_actors.actor_learner.transport.trajectory import TrajectorySpec
 
+OBSERVATIONS = 1024
+"""Rows for measuring ranges and for distillation."""
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -21,9 +24,10 @@ class EngineConfig:
     limiter: SamplesPerInsert | None = None  # None: actors run ahead as far as there is room
     slots_per_actor: int = 2  # trajectories of one actor that may wait for the learner
     bits: int = 32  # communication quantization of the learner's weights
-    observations: int = 1024  # maximum number of rows for the compressor
-    heartbeat: float = 20.0  # seconds of silence after which a process counts as hung
-    start_timeout: float = 120.0  # seconds that a process may take to start
+    observations: int = OBSERVATIONS  # maximum number of rows for the compressor
+    heartbeat: float = 20.0  # seconds of silence after which an actor counts as hung
+    start_timeout: float = 120.0  # seconds that a process may take to start, or a reset
+    longest_push: float = 300.0  # seconds that the compressor may take for a version
     restarts: int = 3  # of each process within a minute of its work; see RestartBudget
 
     def process_names(self) -> list[str]:

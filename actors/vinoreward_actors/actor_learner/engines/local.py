@@ -6,8 +6,7 @@ Child processes import this module, so nothing heavy is imported here.
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -22,14 +21,14 @@ from vinoreward_actors.actor_learner.compressor import Compressor, CompressorCon
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
 from vinoreward_actors.actor_learner.engines.base import (
     Engine,
-    TrajectorySource,
+    EngineError,
+    Messages,
     not_running,
 )
 from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.processes import Child, reporting, send
-from vinoreward_actors.actor_learner.engines.supervisor import Status, Supervisor, Worker
+from vinoreward_actors.actor_learner.engines.supervisor import Ended, Status, Supervisor, Worker
 from vinoreward_actors.actor_learner.transport.link import (
-    LONGEST_PUSH,
     OBSERVATIONS,
     SETTINGS,
     ActorLink,
@@ -41,12 +40,12 @@ from vinoreward_actors.actor_learner.transport.shared_memory import (
     ControlBlock,
     ControlSpec,
     aligned,
-    remove_leftovers,
     wait_until,
 )
 from vinoreward_actors.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
+    Batch,
     Trajectory,
 )
 from vinoreward_actors.actor_learner.transport.trajectory_ring import RingSpec, TrajectoryRing
@@ -59,10 +58,15 @@ BLOB_ROOM = 1 << 20
 """Bytes of a compressed policy beyond those of its weights in full precision; a compiled INT8 form
 needs about half of them."""
 SETTINGS_BYTES = 16384
-BEAT_EVERY = 0.1
-"""Seconds between two signs of life of a compressor at work."""
 PULLED = "pulled"
 """Counter: the newest version of any network that a process has pulled, plus 1."""
+RESETS = "resets"
+"""Counter: odd while an actor resets environments."""
+NO_GUARD = (
+    "nothing: see what it wrote to the terminal. A script that starts a training needs its code "
+    'below `if __name__ == "__main__":`, as processes that are started import it.'
+)
+"""The report of a process that Python could not start."""
 
 
 # In a child process
@@ -76,22 +80,13 @@ class Shared:
     stores: Mapping[int, WeightStoreSpec]  # by number
     ring: RingSpec
 
-    def readers(self, process: int) -> dict[int, int]:
-        """Return a process's reader number in each store that it reads."""
-        if process < self.ring.actors:
-            return dict.fromkeys((FULL_PRECISION, COMPRESSED, SETTINGS), process)
-        return {FULL_PRECISION: process, SETTINGS: process, OBSERVATIONS: 0}
-
 
 class _LocalLink(Link):
     def __init__(self, shared: Shared, process: int, pipe: Connection) -> None:
         self._process = process
         self._pipe = pipe
         self._control = ControlBlock.attach(shared.control)
-        self._stores = {
-            store: WeightStore.attach(shared.stores[store], reader)
-            for store, reader in shared.readers(process).items()
-        }
+        self._stores = {store: WeightStore.attach(spec) for store, spec in shared.stores.items()}
 
     @property
     def stopped(self) -> bool:
@@ -104,25 +99,27 @@ class _LocalLink(Link):
     def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
         opened = self._stores[store]
         if wait:
-            lease = opened.wait_newer(have, stop=lambda: self.stopped)
+            weights = opened.wait_newer(have, stop=lambda: self.stopped)
         else:
-            lease = opened.pull_if_newer(have)
-        if lease is None:
-            return None
-        if store in (FULL_PRECISION, COMPRESSED):
-            # Not read from the lease: that may be stored and then replaced by a newer one.
+            weights = opened.pull_if_newer(have)
+        if weights is not None and store in (FULL_PRECISION, COMPRESSED):
             had = self._control.count(self._process, PULLED)
-            self._control.add(self._process, PULLED, max(0, lease.version + 1 - had))
-        return Weights(lease.header, lease.writable_payload, lease.version)
+            self._control.add(self._process, PULLED, max(0, weights.version + 1 - had))
+        return weights
 
 
 class _LocalActorLink(_LocalLink, ActorLink):
     def __init__(
-        self, shared: Shared, actor: int, pipe: Connection, limiter: SamplesPerInsert | None
+        self,
+        shared: Shared,
+        actor: int,
+        generation: int,
+        pipe: Connection,
+        limiter: SamplesPerInsert | None,
     ) -> None:
         super().__init__(shared, actor, pipe)
         self._limiter = limiter
-        self.ring = TrajectoryRing.attach(shared.ring, actor)
+        self._ring = TrajectoryRing.attach(shared.ring, actor, generation)
 
     @property
     def learner_version(self) -> int:
@@ -136,13 +133,17 @@ class _LocalActorLink(_LocalLink, ActorLink):
             self._control.total("steps"), self._control.samples, self._limiter.insert_size
         )
 
+    def resetting(self, begins: bool) -> None:
+        self._control.beat(self._process)
+        self._control.add(self._process, RESETS)
+
     def begin(self) -> Trajectory | None:
         if not wait_until(self._may_insert, stop=lambda: self.stopped):
             return None
-        return self.ring.acquire(stop=lambda: self.stopped)
+        return self._ring.acquire(stop=lambda: self.stopped)
 
     def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
-        self.ring.commit()
+        self._ring.commit()
         if episodes:
             self.report("episodes", episodes)
         for name, value in counts.items():
@@ -150,37 +151,19 @@ class _LocalActorLink(_LocalLink, ActorLink):
 
 
 class _LocalCompressorLink(_LocalLink, CompressorLink):
-    def __init__(self, shared: Shared, process: int, pipe: Connection) -> None:
-        super().__init__(shared, process, pipe)
-        self._out = WeightStore.attach(shared.stores[COMPRESSED])
-        self._looked = time.monotonic()
-        threading.Thread(target=self._beat, name="vinoreward signs of life", daemon=True).start()
-
-    def _beat(self) -> None:
-        while not self._control.stopped:
-            if time.monotonic() - self._looked < LONGEST_PUSH:
-                self._control.beat(self._process)
-            time.sleep(BEAT_EVERY)
-
-    @property
-    def stopped(self) -> bool:
-        self._looked = time.monotonic()
-        return super().stopped
-
     def publish(self, policy: Policy) -> None:
-        if policy.version <= self._out.latest_version:
+        out = self._stores[COMPRESSED]
+        if policy.version <= out.latest_version:
             return  # published by a compressor that died after that
         encoded = encode(policy, packed=False)  # actors read it where it lies
-        size, room = aligned(len(encoded.header)) + encoded.size, self._out.spec.capacity
+        size, room = aligned(len(encoded.header)) + encoded.size, out.spec.capacity
         if size > room:
             raise ConfigError(
                 f"the compressed policy of version {policy.version} takes {size} bytes. Expected "
                 f"at most {room}, which follows from the stages: the one whose networks are larger "
                 "than what it is given has to return the largest from its method largest(spec)."
             )
-        self._out.publish(
-            encoded.header, [part for _, part in encoded.parts], version=policy.version
-        )
+        out.publish(encoded.header, [part for _, part in encoded.parts], version=policy.version)
 
 
 def run_actor(
@@ -193,8 +176,8 @@ def run_actor(
 ) -> None:
     """Run one actor in a child process until training is over."""
     with reporting(pipe):
-        link = _LocalActorLink(shared, number, pipe, limiter)
-        Actor(config, link, number, generation, link.ring.committed).run()
+        link = _LocalActorLink(shared, number, generation, pipe, limiter)
+        Actor(config, link, number, generation).run()
 
 
 def run_compressor(
@@ -223,7 +206,7 @@ class _Memory:
     def __init__(
         self, config: EngineConfig, policy: Policy, observations: npt.NDArray[np.generic]
     ) -> None:
-        actors, readers = config.actor.actors, config.actor.actors + 1
+        actors, processes = config.actor.actors, len(config.process_names())
         full, compressed, rows = _room(policy, config.bits), 64, 64
         if config.compressor is not None:
             spec = config.compressor.chain.largest(policy.spec)
@@ -233,19 +216,17 @@ class _Memory:
             row = int(np.prod(observations.shape[1:])) * observations.itemsize
             rows = config.observations * row + SETTINGS_BYTES
         sizes = {
-            FULL_PRECISION: (readers, full),
-            # The last reader is this process, for evaluations.
-            COMPRESSED: (readers, compressed),
-            SETTINGS: (readers, SETTINGS_BYTES),
-            OBSERVATIONS: (1, rows),
+            FULL_PRECISION: full,
+            COMPRESSED: compressed,
+            SETTINGS: SETTINGS_BYTES,
+            OBSERVATIONS: rows,
         }
         with contextlib.ExitStack() as opened:
             add = opened.enter_context
-            self.control = add(ControlBlock.create(readers, (*COUNTERS, PULLED)))
-            self.stores = {store: add(WeightStore.create(*size)) for store, size in sizes.items()}
+            self.control = add(ControlBlock.create(processes, (*COUNTERS, PULLED, RESETS)))
+            self.stores = {store: add(WeightStore.create(size)) for store, size in sizes.items()}
             ring = TrajectoryRing.create(config.trajectory, actors, config.slots_per_actor)
             self.ring = add(ring)
-            self.inspector = add(WeightStore.attach(self.stores[COMPRESSED].spec, actors))
             self.close = opened.pop_all().close
         specs = {number: store.spec for number, store in self.stores.items()}
         self.shared = Shared(self.control.spec, specs, self.ring.spec)
@@ -253,11 +234,6 @@ class _Memory:
 
 class _LocalWorker(Worker):
     """An actor, or the compressor, as a child process."""
-
-    hint = (
-        ". Nothing: see what it wrote to the terminal. A script that starts a training needs its "
-        'code below `if __name__ == "__main__":`, as processes that are started import it.'
-    )
 
     def __init__(self, name: str, number: int, config: EngineConfig, memory: _Memory) -> None:
         super().__init__(name, number, config)
@@ -276,30 +252,29 @@ class _LocalWorker(Worker):
         # Before reading its messages: the last ones are there once it is gone.
         alive = self.child.alive
         messages = self.child.messages()
+        silence = self._memory.control.silence(self.number)
         ended = None if alive else self.child.ended()
+        if ended is not None and silence == math.inf and ended.why == "ended with status 1":
+            ended = Ended(ended.why, NO_GUARD)
         if self.acts:
             handed = self.counter("trajectories")
         else:
             handed = self._memory.stores[COMPRESSED].latest_version + 1
-        return Status(self._memory.control.silence(self.number), handed, messages, ended)
+        return Status(silence, handed, messages, ended, self.counter(RESETS) % 2 == 1)
 
     def kill(self) -> bool:
         if not self.child.end():
             return False
         memory, number = self._memory, self.number
-        for store, reader in memory.shared.readers(number).items():
-            memory.stores[store].reclaim(reader)
         if self.acts:
             memory.ring.reclaim(number)
         memory.control.add(number, PULLED, -self.counter(PULLED))
+        memory.control.add(number, RESETS, self.counter(RESETS) % 2)
         memory.control.reset_beat(number)
         return True
 
-    @property
-    def pulled(self) -> int:
-        return self.counter(PULLED) - 1
-
     def counter(self, name: str) -> int:
+        """Return a counter of all its processes."""
         return self._memory.control.count(self.number, name)
 
 
@@ -308,8 +283,9 @@ class LocalEngine(Engine):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._inspecting = threading.Lock()
         self._open_memory: _Memory | None = None
+        self._workers: list[_LocalWorker] = []
+        self._supervisor: Supervisor | None = None
 
     @property
     def _memory(self) -> _Memory:
@@ -317,17 +293,25 @@ class LocalEngine(Engine):
             raise not_running()
         return self._open_memory
 
-    def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> Supervisor:
-        remove_leftovers()
+    def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> None:
         config = self._config
         self._open_memory = memory = _Memory(config, policy, observations)
         names = enumerate(config.process_names())
-        workers = [_LocalWorker(name, number, config, memory) for number, name in names]
+        self._workers = workers = [_LocalWorker(name, at, config, memory) for at, name in names]
 
         def wait_for(some: Sequence[Worker], seconds: float) -> None:
             wait([each for one in some for each in workers[one.number].child.handles], seconds)
 
-        return Supervisor(workers, wait_for, config)
+        self._supervisor = Supervisor(workers, wait_for, config)
+
+    def _begin(self) -> None:
+        self._running.start()
+
+    @property
+    def _running(self) -> Supervisor:
+        if self._supervisor is None:
+            raise not_running()
+        return self._supervisor
 
     def close(self) -> None:
         """See :meth:`Engine.close`."""
@@ -335,10 +319,12 @@ class LocalEngine(Engine):
         if memory is None:
             return
         memory.control.stop()
-        if self._supervisor is not None:
-            self._supervisor.close()
-        self._supervisor = self._open_memory = None
-        memory.close()
+        try:
+            if self._supervisor is not None:
+                self._supervisor.close()
+        finally:
+            self._supervisor = self._open_memory = None
+            memory.close()
 
     def _publish(self, store: int, version: int, encoded: Encoded) -> None:
         parts = [part for _, part in encoded.parts]
@@ -347,22 +333,38 @@ class LocalEngine(Engine):
             # After the weights: a process that reads it finds them.
             self._memory.control.learner_version = version
 
-    @property
-    def _source(self) -> TrajectorySource:
-        return self._memory.ring
+    def take(self, count: int, *, timeout: float) -> Batch | None:
+        """See :meth:`Engine.take`."""
+        running = self._running
+        batch = self._memory.ring.take(count, timeout=timeout, stop=lambda: bool(running.failure))
+        if batch is None and running.failure:
+            raise EngineError(running.failure)
+        return batch
+
+    def waiting(self) -> int:
+        """See :meth:`Engine.waiting`."""
+        return self._memory.ring.ready()
 
     def sampled(self, count: int) -> None:
         """See :meth:`Engine.sampled`."""
         self._memory.control.samples += count
 
-    def _progress(self) -> tuple[Sequence[int], int]:
-        return self.pulled(), self._memory.stores[COMPRESSED].latest_version
+    def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
+        """See :meth:`Engine.counters`."""
+        return {name: self._memory.control.total(name) for name in names}
+
+    def pulled(self) -> Sequence[int]:
+        """See :meth:`Engine.pulled`."""
+        return [worker.counter(PULLED) - 1 for worker in self._workers]
 
     def compressed_policy(self) -> Policy | None:
         """See :meth:`Engine.compressed_policy`."""
-        with self._inspecting:
-            lease = self._memory.inspector.pull_if_newer()
-            if lease is None:
-                return None
-            with lease:
-                return decode(lease.header, lease.payload.copy())
+        latest = self._memory.stores[COMPRESSED].pull_if_newer()
+        return None if latest is None else decode(latest.header, latest.payload.copy())
+
+    def messages(self) -> Messages:
+        """See :meth:`Engine.messages`."""
+        messages = self._running.messages()
+        if self._running.failure and not self.waiting():
+            raise EngineError(self._running.failure)
+        return messages

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Any
 
 from vinoreward.processes import STOPS, THREADS, forget_safe_path, starting_processes
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward_actors.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, receive_policy
-from vinoreward_actors.actor_learner.engines.supervisor import Ended, error_report, in_short
+from vinoreward_actors.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, read_policies
+from vinoreward_actors.actor_learner.engines.base import error_report, in_short
+from vinoreward_actors.actor_learner.engines.supervisor import Ended
 
 TERMINATED_GRACE = 30.0
 """Seconds after SIGTERM in which the learner may save its state and end this process."""
@@ -93,26 +95,26 @@ class Child:
         """Start a process; the one before has ended. OSError if the system has no room."""
         context = multiprocessing.get_context("spawn")
         reading, writing = context.Pipe(duplex=False)
-        self._inbox = Inbox(reading)
-        self._error = ""
+        process = context.Process(
+            target=self._entry,
+            args=(*arguments, writing),
+            name=f"vinoreward {self.name}",
+            daemon=True,
+        )
+        # Ctrl-C and SIGTERM often reach all processes of a terminal or of a job. The child unblocks
+        # them when it handles them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
-            self._process = context.Process(
-                target=self._entry,
-                args=(*arguments, writing),
-                name=f"vinoreward {self.name}",
-                daemon=True,
-            )
             # They share the cores: each computes on one thread.
             with starting_processes(dict.fromkeys(THREADS, "1")):
-                # Ctrl-C and SIGTERM often reach all processes of a terminal or of a job. The child
-                # unblocks them when it handles them.
-                before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-                try:
-                    self._process.start()
-                finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                process.start()
+        except BaseException:
+            reading.close()
+            raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             writing.close()
+        self._process, self._inbox, self._error = process, Inbox(reading), ""
 
     @property
     def alive(self) -> bool:
@@ -219,6 +221,7 @@ def run_evaluator(
 
         seeds = range(FIRST_SEED, FIRST_SEED + episodes)
         with Evaluator(environment, backend, on_step) as evaluator:
-            while (full := receive_policy(requests)) is not None:
-                pair = evaluator.pair(full, receive_policy(requests), seeds)
+            while True:
+                full, compressed = read_policies(Path(requests.recv_bytes().decode()))
+                pair = evaluator.pair(full, compressed, seeds)
                 send(pipe, "evaluated", pair.to_dict())

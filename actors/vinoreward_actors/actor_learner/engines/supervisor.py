@@ -1,7 +1,4 @@
-"""Supervises an engine's processes: deaths, hangs, restarts within a budget, messages.
-
-Processes of one machine and of a cluster are both a :class:`Worker` here.
-"""
+"""Supervises an engine's processes: deaths, hangs, restarts within a budget, messages."""
 
 from __future__ import annotations
 
@@ -13,13 +10,10 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vinoreward.errors import VinorewardError
-from vinoreward_actors.actor_learner.acting.actor import Refused
-from vinoreward_actors.actor_learner.acting.environments import Episode
-from vinoreward_actors.actor_learner.transport.link import NONE
+from vinoreward_actors.actor_learner.engines.base import Event, Messages
 
 if TYPE_CHECKING:
     from vinoreward_actors.actor_learner.engines.config import EngineConfig
@@ -31,27 +25,6 @@ END_PATIENCE = 3.0
 SAVE_PATIENCE = 10.0
 """Seconds that processes have to end by themselves; longer for a compressor, which may be in the
 middle of its work and has a state to save."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened to a process, in words."""
-
-    who: str  # such as "actor 0"
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.who}: {self.what}"
-
-
-@dataclass
-class Messages:
-    """What processes sent, and what happened to them, since the last call."""
-
-    episodes: list[tuple[int, Episode]] = field(default_factory=list)  # with the actor's number
-    compressor: list[dict[str, Any]] = field(default_factory=list)  # see its module
-    events: list[Event] = field(default_factory=list)
-    refused: list[tuple[int, Refused]] = field(default_factory=list)  # with the actor's number
 
 
 class RestartBudget:
@@ -88,16 +61,12 @@ class RestartBudget:
         return True
 
 
-def error_report(error: BaseException) -> str:
-    """Return one line for an error of :mod:`vinoreward.errors`, a traceback for any other."""
-    if isinstance(error, VinorewardError):
-        return " ".join(str(error).split())
-    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
-
-
-def in_short(report: str) -> str:
-    """Return the last line of a report, without a full stop."""
-    return report.strip().splitlines()[-1].rstrip(".")
+def too_often(name: str, restarts: int, why: str, report: str) -> str:
+    """Return why training cannot go on without a process: it ended once more than allowed."""
+    what = f"{name} ended {restarts + 1} times within a minute of work"
+    if report.strip().rstrip(".") == why:  # say nothing twice
+        return f"{what}. Expected it to run. What it said last:\n{report}"
+    return f"{what} ({why}). Expected it to run. What it said last:\n{report}"
 
 
 class Ended(NamedTuple):
@@ -114,18 +83,16 @@ class Status(NamedTuple):
     handed: int  # things that this worker's processes have handed over, in all generations
     messages: Sequence[tuple[str, Any]] = ()  # (kind, value) since the last look
     ended: Ended | None = None  # None while it runs; the messages include its last ones
+    resetting: bool = False  # it resets environments, which may take as long as a start
 
 
 class Worker(abc.ABC):
     """A slot for a process: the present one is replaced when it dies or hangs.
 
-    An engine implements three methods, because each kind of process is started, looked at and
-    killed in its own way. The supervisor does the rest. The name is one such as ``"actor 0"``; the
-    number counts from 0, and the compressor comes after all actors.
+    The name is one such as ``"actor 0"``; the number counts from 0, and the compressor comes after
+    all actors.
     """
 
-    hint = ""  # where to look if the process ended without a report
-    waits_for = ""  # where to see what a process that could not start yet waits for
     generation = 0  # number of replacements
     started = 0.0  # time of the last start
     abandoned = False  # it is not started again
@@ -136,12 +103,7 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def start(self) -> None:
-        """Start a process of the present generation.
-
-        Raises:
-            OSError: the system has no room for one.
-            VinorewardError: it cannot be started for another reason.
-        """
+        """Start a process of the present generation; OSError if the system has no room for one."""
 
     @abc.abstractmethod
     def look(self) -> Status:
@@ -151,21 +113,12 @@ class Worker(abc.ABC):
     def kill(self) -> bool:
         """End the process and free its resources; False if it hangs inside the kernel."""
 
-    @property
-    def pulled(self) -> int:
-        """The newest version of any weights that the present process has pulled, -1 for none."""
-        return NONE
-
-    def counter(self, name: str) -> int:
-        """Return a counter of all its processes."""
-        return 0
-
 
 class Supervisor:
     """Supervises workers until it is closed: replaces what dies or hangs, collects messages.
 
     ``wait`` returns as soon as one of the given workers has something new, or after so many
-    seconds. ``failure`` says why training cannot continue; with a fixed lag it needs every process.
+    seconds. ``failure`` says why training cannot continue.
     """
 
     def __init__(
@@ -206,15 +159,6 @@ class Supervisor:
             messages, self._messages = self._messages, Messages()
         return messages
 
-    def add_event(self, who: str, what: str) -> None:
-        """Add an event to the messages."""
-        with self._lock:
-            self._messages.events.append(Event(who, what))
-
-    def fail(self, why: str) -> None:
-        """Note why training cannot continue; the first reason counts."""
-        self.failure = self.failure or why
-
     def close(self) -> None:
         """Wait for processes that were asked to stop, then kill them."""
         self._closing.set()
@@ -243,20 +187,23 @@ class Supervisor:
 
     # In the thread
 
+    def _fail(self, why: str) -> None:
+        self.failure = self.failure or why
+
     def _watch(self) -> None:
         try:
             while not self._closing.is_set() and not self.failure:
                 self._wait([each for each in self.workers if not each.abandoned], WATCH_EVERY)
                 self.look()
         except OSError as error:
-            self.fail(
+            self._fail(
                 f"a process could not be replaced: {error}. Expected room for it: memory, "
                 "processes and open files."
             )
         except VinorewardError as error:
-            self.fail(str(error))
+            self._fail(str(error))
         except Exception:  # noqa: BLE001  (the learner's thread raises it)
-            self.fail(f"the engine broke:\n{traceback.format_exc()}")
+            self._fail(f"the engine broke:\n{traceback.format_exc()}")
 
     def look(self) -> None:
         """Look at all processes once; replace those that have ended or hang."""
@@ -269,44 +216,35 @@ class Supervisor:
             if status.ended is not None:
                 self._replace(worker, status.ended)
             else:
-                self._check(worker, status.silence)
+                self._check(worker, status)
 
     def _read(self, worker: Worker) -> Status:
         status = worker.look()
         number = worker.number
         with self._lock:
             for kind, value in status.messages:
-                if kind == "episodes":
-                    self._messages.episodes += [(number, Episode(**row)) for row in value]
-                elif kind == "compressor":
-                    self._messages.compressor.append(value)
-                elif kind == "refused":
-                    self._messages.refused.append((number, Refused(**value)))
+                self._messages.add(number, kind, value)
         if status.handed != self._handed[number]:
             self._handed[number] = status.handed
             self._budgets[number].worked()
         return status
 
-    def _check(self, worker: Worker, silence: float) -> None:
-        config, now = self._config, self._clock()
-        waited = now - worker.started
-        if silence < math.inf:
-            if silence > config.heartbeat:
-                self._replace(worker, Ended(f"gave no sign of life for {config.heartbeat:g} s"))
+    def _check(self, worker: Worker, status: Status) -> None:
+        config, waited = self._config, self._clock() - worker.started
+        longest = config.start_timeout if status.resetting else config.heartbeat
+        if not worker.acts:
+            longest = config.longest_push
+        if status.silence < math.inf:
+            if status.silence > longest:
+                self._replace(worker, Ended(f"gave no sign of life for {longest:g} s"))
         elif waited > config.start_timeout:
-            what = f"did not start in {waited:.0f} s"
-            if worker.waits_for:
-                self.add_event(worker.name, f"{what} ({worker.waits_for}); it may yet")
-                worker.started = now
-            else:
-                self._replace(worker, Ended(what))
+            self._replace(worker, Ended(f"did not start in {waited:.0f} s"))
 
     def _replace(self, worker: Worker, ended: Ended) -> None:
         """Start a successor, or continue without one if there were too many."""
-        config = self._config
-        self._reports[worker.number] = ended.report or self._reports[worker.number]
+        report = self._reports[worker.number] = ended.report or self._reports[worker.number]
         if not worker.kill():
-            self.fail(
+            self._fail(
                 f"{worker.name} {ended.why} and cannot be ended. Expected a process that SIGKILL "
                 "ends; it hangs inside the system: look at its devices and file systems."
             )
@@ -314,22 +252,13 @@ class Supervisor:
         worker.generation += 1
         if self._budgets[worker.number].spend():
             self._start(worker)
-            self.add_event(worker.name, f"{ended.why}; replaced by generation {worker.generation}")
-            return
-        worker.abandoned = True
-        nobody = all(each.abandoned for each in self.workers if each.acts)
-        if nobody or config.actor.lag is not None:
-            but = "" if nobody else "; with a fixed lag nothing can go on without it"
-            self.fail(self._too_often(worker, ended.why, but))
+            what = f"{ended.why}; replaced by generation {worker.generation}"
         else:
+            worker.abandoned = True
             what = f"{ended.why}; replaced too often, training goes on without it"
-            self.add_event(worker.name, what)
-
-    def _too_often(self, worker: Worker, why: str, but: str) -> str:
-        what = f"{worker.name} ended {self._config.restarts + 1} times within a minute of work"
-        report = self._reports[worker.number] or why + worker.hint
-        # Say nothing twice: neither a sentence nor that there was none.
-        if report.strip() == why:
-            return f"{what} ({why}). Expected it to run{but}."
-        about = "" if report.strip().rstrip(".") == why else f" ({why})"
-        return f"{what}{about}. Expected it to run{but}. What it said last:\n{report}"
+        if all(each.abandoned for each in self.workers if each.acts):
+            restarts = self._config.restarts
+            self._fail(too_often(worker.name, restarts, ended.why, report or ended.why))
+            return
+        with self._lock:
+            self._messages.events.append(Event(worker.name, what))

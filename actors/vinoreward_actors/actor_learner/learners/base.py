@@ -45,7 +45,6 @@ class LearnerConfig:
         precision: ``"fp32"``, ``"bf16"`` (autocast), or ``"auto"``: the faster one, timed at the
             first update if the hardware supports bfloat16. Use ``"fp32"`` for runs that must
             repeat bit by bit on any machine.
-        data_parallel: ``"auto"`` splits batches over several CUDA devices if that is faster.
         seed: of initial weights and all random choices.
     """
 
@@ -58,7 +57,6 @@ class LearnerConfig:
     reward_clip: float | None = None
     device: str = "auto"
     precision: Precision = "auto"
-    data_parallel: Literal["auto", "off"] = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -241,7 +239,7 @@ class ModuleLearner(Learner):
             )
         automatic = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(automatic if config.device == "auto" else config.device)
-        self.speed = Speed(config.precision, config.data_parallel, self.device)
+        self.speed = Speed(config.precision, self.device)
         self._settings = config
         with seeded(config.seed):
             self.actor = TorchPolicy(spec, head_gain=head_gain).to(self.device)

@@ -1,6 +1,6 @@
 """Torch parts of learners: critics, probabilities of actions, and how networks are computed.
 
-Mixed precision and several devices serve only where a measurement shows them to be faster.
+Mixed precision serves only where a measurement shows it to be faster.
 """
 
 from __future__ import annotations
@@ -203,26 +203,18 @@ def has_bf16(device: torch.device) -> bool:
 
 
 class Speed:
-    """Computes networks in float32 or bfloat16, on one device or several; see LearnerConfig.
+    """Computes networks in float32 or bfloat16; see LearnerConfig.
 
     ``"auto"`` decides at the first call of :meth:`probe`.
     """
 
-    def __init__(
-        self, precision: Precision, data_parallel: Literal["auto", "off"], device: torch.device
-    ) -> None:
-        if precision not in ("auto", "fp32", "bf16") or data_parallel not in ("auto", "off"):
-            raise ConfigError(
-                f"precision is {precision!r} and data_parallel is {data_parallel!r}. Expected "
-                "auto, fp32 or bf16, and auto or off."
-            )
+    def __init__(self, precision: Precision, device: torch.device) -> None:
+        if precision not in ("auto", "fp32", "bf16"):
+            raise ConfigError(field="precision", value=precision, expected="auto, fp32 or bf16")
         self._device = device
-        several = device.type == "cuda" and torch.cuda.device_count() > 1
         self._ways: list[str] = ["fp32" if precision == "auto" else precision]
         if precision == "auto" and has_bf16(device):
             self._ways.append("bf16")
-        if several and data_parallel == "auto":
-            self._ways += [f"{name} on all devices" for name in self._ways]
         self.choice = Choice(self._ways[0], why="nothing else is possible here")
         self._open = len(self._ways) > 1
 
@@ -256,13 +248,8 @@ class Speed:
         return self._compute(self.choice.name, module, *inputs)
 
     def _compute(self, way: str, module: nn.Module, *inputs: Tensor) -> Any:
-        with torch.autocast(
-            self._device.type, dtype=torch.bfloat16, enabled=way.startswith("bf16")
-        ):
-            if way.endswith("devices"):
-                outputs = nn.parallel.data_parallel(module, inputs)
-            else:
-                outputs = module(*inputs)
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=way == "bf16"):
+            outputs = module(*inputs)
         if isinstance(outputs, Tensor):
             return outputs.float()
         return tuple(part.float() if isinstance(part, Tensor) else part for part in outputs)

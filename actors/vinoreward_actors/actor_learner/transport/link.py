@@ -22,11 +22,6 @@ NONE = -1
 """Version of missing weights."""
 SETTINGS, OBSERVATIONS = 2, 3
 """Stores other than those of weights, whose number is that of their network."""
-STORES = ("full", "compressed", "settings", "observations")
-"""Names of the stores, by number."""
-LONGEST_PUSH = 300.0
-"""Maximum seconds that the compressor may work between two calls of its link. Until then a thread
-sends its heartbeats; a stopped process sends none."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +41,6 @@ class ActorSettings:
     uniform: bool = False
     noise: ActionNoise | None = None  # the same for all actors
     save: int = 0  # number of requests to the compressor to save its state
-    since: int = 0  # first version with the current ``enabled``; before it, the opposite
-
-    def enabled_at(self, version: int) -> bool:
-        """Return whether weights of that learner version are compressed."""
-        return self.enabled == (version >= self.since)
 
     def exploration(self, actor: int, actors: int) -> Exploration:
         """Return an actor's exploration; sigma increases evenly over the actors, as in ActorQ."""
@@ -82,7 +72,7 @@ class Weights:
     """A received policy, or the newest content of another store."""
 
     header: bytes  # see :func:`vinoreward_actors.policies.wire.encode`
-    payload: Bytes  # may lie in shared memory
+    payload: Bytes
     version: int = NONE  # of the learner's policy from which it was made
 
     def policy(self) -> Policy:
@@ -108,7 +98,7 @@ class Link(abc.ABC):
     def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
         """Return the content of a store if it is newer than version ``have``, or None; cheap.
 
-        It may lie in shared memory and is valid until the next successful pull of the same store.
+        It is valid until the second pull of the same store after this one.
         ``store`` is 0 for the learner's own weights, 1 for the compressed ones, or
         :data:`SETTINGS`; a compressor also has :data:`OBSERVATIONS`. ``wait`` blocks until there is
         newer content or training is over.
@@ -129,6 +119,9 @@ class ActorLink(Link):
     @abc.abstractmethod
     def learner_version(self) -> int:
         """The newest version of the learner's weights; read far more often than those."""
+
+    def resetting(self, begins: bool) -> None:
+        """Tell that resets begin or are over: they may take longer than a step."""
 
     @abc.abstractmethod
     def begin(self) -> Trajectory | None:

@@ -9,13 +9,13 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.closing import Closing
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.errors import InputError
 from vinoreward_actors.actor_learner.transport.shared_memory import aligned
 from vinoreward_actors.policies.spec import PolicySpec
 
@@ -108,25 +108,6 @@ class TrajectorySpec:
             () if policy.discrete else (policy.actions,),
             policy.outputs,
         )
-
-    def __post_init__(self) -> None:
-        sizes = (self.steps, self.environments, self.outputs)
-        if min(*sizes, *self.observation_shape, *self.action_shape) < 1:
-            raise ConfigError(
-                f"trajectories have {self.steps} steps, {self.environments} environments, "
-                f"observations {self.observation_shape}, actions {self.action_shape} and "
-                f"{self.outputs} outputs. Expected sizes of at least 1."
-            )
-        if self.observation_dtype not in ("float32", "uint8"):
-            raise ConfigError(
-                f"observations are {self.observation_dtype}. Expected float32 or uint8; convert "
-                "them in the environment."
-            )
-        if len(self.action_shape) > 1:
-            raise ConfigError(
-                f"actions have shape {self.action_shape}. Expected () for discrete or (A,) for "
-                "continuous actions; flatten them in the environment."
-            )
 
     @property
     def discrete(self) -> bool:
@@ -237,36 +218,3 @@ class Batch(Closing, Sequence[Trajectory]):
         release, self._release, self._trajectories = self._release, None, ()
         if release is not None:
             release()
-
-
-_Item = TypeVar("_Item")
-
-
-def choose(
-    ready: Sequence[tuple[int, Any, _Item]], count: int, actors: int, evenly: bool
-) -> list[_Item]:
-    """Return the ``count`` trajectories that the learner takes; none if there are too few.
-
-    ``ready`` are (actor, order among this actor's, trajectory), the oldest first. ``evenly`` takes
-    equally many from every actor, ordered by (round, actor) instead of time, so that the result
-    does not depend on the actors' speed.
-    """
-    if not evenly:
-        return [item for _, _, item in ready[:count]] if len(ready) >= count else []
-    share = count // actors
-    lines = [
-        sorted((item for item in ready if item[0] == actor), key=lambda item: item[1])[:share]
-        for actor in range(actors)
-    ]
-    if any(len(line) < share for line in lines):
-        return []
-    return [line[turn][2] for turn in range(share) for line in lines]
-
-
-def check_count(count: int, slots: int, actors: int, evenly: bool) -> None:
-    """Raise ConfigError if the learner can never take so many trajectories at once."""
-    if not 1 <= count <= slots or (evenly and count % actors):
-        raise ConfigError(
-            f"cannot take {count} trajectories at once{' evenly' if evenly else ''}. Expected "
-            f"1 to {slots}; evenly, a multiple of {actors}."
-        )

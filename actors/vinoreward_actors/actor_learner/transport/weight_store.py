@@ -1,17 +1,19 @@
-"""Versioned weights in shared memory: one process publishes, others lease, none waits.
+"""Versioned weights in shared memory: one process publishes, others copy, none waits for another.
 
-There are ``readers + 2`` slots of fixed size. The writer fills a slot that is neither the latest
-nor leased, and then stores one word with version and slot. Such a slot always exists, so the writer
-never waits. A reader reads that word, stores it as its own lease and reads it again. If it is
-unchanged, the writer will see the lease before it chooses its next slot, so the slot does not
-change until the lease ends.
+There are :data:`SLOTS` slots of fixed size. The writer fills the slot after the latest one, and
+then stores one word with version and slot. Each slot has a sequence number, which is odd while it
+is written. A reader copies the latest slot and keeps the copy if the number was even and is still
+the same; otherwise it tries again. It would have to be overtaken by three publications for that.
 
-A double buffer with a version check only shows afterwards that the data changed, but a reader with
-pointers into the slot reads continuously.
+Order matters only between two stores of the writer and between two loads of a reader, which
+:func:`~vinoreward_actors.actor_learner.transport.shared_memory.fence` keeps on every processor. A
+reader writes nothing, so one that is killed leaves nothing behind; a writer that is killed leaves a
+slot that nobody reads and its successor fills first.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,32 +21,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.closing import Closing
-from vinoreward.errors import ConfigError, SharedMemoryError
+from vinoreward.errors import ConfigError
 from vinoreward_actors.actor_learner.transport import shared_memory as memory
+from vinoreward_actors.actor_learner.transport.link import Weights
 
+SLOTS = 4
 _SLOT_BITS = 8
-MAX_READERS = (1 << _SLOT_BITS) - 2
-LATEST = 0
+_LATEST = 0
 # Words of a slot's control line.
-VERSION, HEADER, PAYLOAD = range(3)
+_SEQUENCE, _VERSION, _HEADER, _PAYLOAD = range(4)
+_CONTROL_BYTES = memory.ALIGNMENT * (1 + SLOTS)
 
 Array = npt.NDArray[Any]
 _HEADER_SLACK = 4096  # bytes; later headers contain longer numbers
-
-
-def _word_of(version: int, slot: int) -> int:
-    """Return the word for a publication; never 0, which means none."""
-    return (version + 1) << _SLOT_BITS | slot
-
-
-def _version_of(word: int) -> int:
-    """Return the version in a word; -1 for 0."""
-    return (word >> _SLOT_BITS) - 1
-
-
-def _slot_of(word: int) -> int:
-    return word & ((1 << _SLOT_BITS) - 1)
 
 
 @dataclass(frozen=True)
@@ -52,90 +41,73 @@ class WeightStoreSpec:
     """What a process needs to attach to a store; plain data."""
 
     segment: memory.SegmentSpec
-    readers: int  # processes that may lease, numbered from 0
     capacity: int  # bytes per slot, for header and arrays
-
-    @property
-    def slots(self) -> int:
-        """One lease per reader, the latest, and one to fill."""
-        return self.readers + 2
-
-    @property
-    def control_bytes(self) -> int:
-        """Bytes before the first slot: a line for the latest, one per reader, one per slot."""
-        return memory.ALIGNMENT * (1 + self.readers + self.slots)
 
 
 class WeightStore(memory.InSegment):
-    """The latest weights, for one writing process and a fixed number of reading processes.
+    """The latest weights, for one writing process and any number of reading processes.
 
-    ``create`` it in the parent and ``attach`` it in spawned children: as reader ``i``, or without a
-    reader's number as the publisher.
+    ``create`` it in the parent and ``attach`` it in spawned children.
     """
 
-    def __init__(
-        self, segment: memory.Segment, spec: WeightStoreSpec, reader: int | None = None
-    ) -> None:
-        if reader is not None and not 0 <= reader < spec.readers:
-            raise ConfigError(
-                f"the store has no reader {reader}. Expected 0 to {spec.readers - 1}."
-            )
+    def __init__(self, segment: memory.Segment, spec: WeightStoreSpec) -> None:
         super().__init__(segment)
         self.spec = spec
-        self._reader = reader
-        self._words = segment.words(0, spec.control_bytes // memory.WORD)
+        self._words = segment.words(0, _CONTROL_BYTES // memory.WORD)
         self._slots = [
-            segment.array(spec.control_bytes + slot * spec.capacity, (spec.capacity,), np.uint8)
-            for slot in range(spec.slots)
+            segment.array(_CONTROL_BYTES + slot * spec.capacity, (spec.capacity,), np.uint8)
+            for slot in range(SLOTS)
         ]
-        self._lease: Lease | None = None
+        self._copies: list[npt.NDArray[np.uint8]] = []
+        """Two, filled in turn: whoever takes newer weights may still hold the ones before."""
 
     @classmethod
-    def create(cls, readers: int, capacity: int) -> WeightStore:
-        """Reserve the memory, (readers + 2) · capacity bytes; see :meth:`capacity_for`."""
-        if not 1 <= readers <= MAX_READERS or capacity < 1:
-            raise ConfigError(
-                f"the weight store is for {readers} readers and {capacity} bytes. Expected 1 to "
-                f"{MAX_READERS} readers and a positive capacity."
-            )
-        capacity = memory.aligned(capacity)
-        shape = WeightStoreSpec(memory.SegmentSpec("", 0), readers, capacity)
-        segment = memory.Segment.create(shape.control_bytes + shape.slots * capacity)
-        return cls(segment, WeightStoreSpec(segment.spec, readers, capacity))
+    def create(cls, capacity: int) -> WeightStore:
+        """Reserve the memory, :data:`SLOTS` · capacity bytes; see :meth:`capacity_for`."""
+        capacity = memory.aligned(max(1, capacity))
+        segment = memory.Segment.create(_CONTROL_BYTES + SLOTS * capacity)
+        return cls(segment, WeightStoreSpec(segment.spec, capacity))
 
     @classmethod
-    def attach(cls, spec: WeightStoreSpec, reader: int | None = None) -> WeightStore:
+    def attach(cls, spec: WeightStoreSpec) -> WeightStore:
         """Open a store that another process created."""
-        return cls(memory.Segment.attach(spec.segment), spec, reader)
+        return cls(memory.Segment.attach(spec.segment), spec)
 
     @staticmethod
     def capacity_for(header: bytes, arrays: Sequence[Array]) -> int:
-        """Return the required bytes per slot, with slack for a longer header."""
-        payload = sum(memory.aligned(array.nbytes) for array in arrays)
-        return memory.aligned(len(header) + _HEADER_SLACK) + payload
+        """Return the bytes per slot for such weights, with room for longer headers."""
+        end = 0
+        for array in arrays:
+            end = memory.aligned(end) + array.nbytes
+        return memory.aligned(memory.aligned(len(header) + _HEADER_SLACK) + end)
 
     @property
     def latest_version(self) -> int:
-        """The newest published version, -1 if none. Costs one load."""
-        return _version_of(self._words[LATEST])
+        """The newest published version; -1 before the first."""
+        return (self._words[_LATEST] >> _SLOT_BITS) - 1
+
+    def _latest(self) -> tuple[int, int]:
+        """Return the newest version and its slot."""
+        word = self._words[_LATEST]
+        return (word >> _SLOT_BITS) - 1, word & ((1 << _SLOT_BITS) - 1)
+
+    def _line(self, slot: int) -> int:
+        return memory.LINE_WORDS * (1 + slot)
 
     def publish(self, header: bytes, arrays: Sequence[Array], *, version: int) -> None:
-        """Publish weights as the latest; never waits. Only one process may publish.
+        """Copy header and arrays into a slot and make it the latest; does not wait.
 
-        Stores the arrays, of any numeric dtype and strides, one after the other, each aligned to 64
-        bytes. ``version`` must be above every published version.
+        Each array starts at a multiple of 64 bytes. The version must be above every published one.
         """
-        latest = self._words[LATEST]
-        if version <= _version_of(latest) or version < 0:
+        latest, slot = self._latest()
+        if version <= latest or version < 0:
             raise ConfigError(
-                f"cannot publish version {version} after {_version_of(latest)}. Expected a higher "
-                "one; after a resume, continue from latest_version."
+                f"cannot publish version {version} after {latest}. Expected a higher one; after a "
+                "resume, continue from latest_version."
             )
         start = memory.aligned(len(header))
         offsets, end = [], 0
         for array in arrays:
-            if array.dtype.hasobject:
-                raise ConfigError(f"cannot publish an array of {array.dtype}. Expected numbers.")
             offsets.append(memory.aligned(end))
             end = offsets[-1] + array.nbytes
         if start + end > self.spec.capacity:
@@ -143,120 +115,57 @@ class WeightStore(memory.InSegment):
                 f"cannot publish weights of {start + end} bytes. Expected at most "
                 f"{self.spec.capacity}; create the store with a larger capacity."
             )
-        slot = self._free_slot(latest)
-        line = self._line(slot)
-        # 0 first: if this writer is killed from here on, its successor reuses the slot first.
-        self._words[line + VERSION] = 0
-        data = self._slots[slot]
+        slot = (slot + 1) % SLOTS
+        words, line, data = self._words, self._line(slot), self._slots[slot]
+        writing = (words[line + _SEQUENCE] + 1) | 1  # odd, and new after a killed writer as well
+        words[line + _SEQUENCE] = writing
+        memory.fence()  # readers see the odd number before anything else changes
         data.data[: len(header)] = header
-        payload = data[start : start + end]
         for offset, array in zip(offsets, arrays, strict=True):
-            part = payload[offset : offset + array.nbytes]
+            part = data[start + offset : start + offset + array.nbytes]
             part.view(array.dtype).reshape(array.shape)[...] = array
-        self._words[line + HEADER] = len(header)
-        self._words[line + PAYLOAD] = end
-        self._words[line + VERSION] = version + 1
-        memory.fence()  # the slot is complete before readers can find it
-        self._words[LATEST] = _word_of(version, slot)
-        memory.fence()  # the next publication reads leases after readers could see this one
+        words[line + _VERSION] = version
+        words[line + _HEADER], words[line + _PAYLOAD] = len(header), end
+        memory.fence()  # the slot is complete before its number says so
+        words[line + _SEQUENCE] = writing + 1
+        memory.fence()  # and before readers can find it
+        words[_LATEST] = (version + 1) << _SLOT_BITS | slot
 
-    def _line(self, slot: int) -> int:
-        return memory.LINE_WORDS * (1 + self.spec.readers + slot)
+    def pull_if_newer(self, have: int = -1) -> Weights | None:
+        """Return a copy of the latest weights if their version is above ``have``.
 
-    def _lease_place(self, reader: int) -> int:
-        return memory.LINE_WORDS * (1 + reader)
-
-    def _free_slot(self, latest: int) -> int:
-        words = (self._words[self._lease_place(reader)] for reader in range(self.spec.readers))
-        taken = {_slot_of(word) for word in (latest, *words) if word}
-        free = [slot for slot in range(self.spec.slots) if slot not in taken]
-        return min(free, key=lambda slot: self._words[self._line(slot) + VERSION])
-
-    def pull_if_newer(self, have: int = -1) -> Lease | None:
-        """Lease the latest weights if their version is above ``have``; about 0.1 µs if not.
-
-        A reader has one lease: a successful pull ends the previous one and invalidates its views. A
-        pull that returns None keeps it.
+        It is valid until the second pull after this one.
         """
-        if self._reader is None:
-            raise ConfigError(
-                "a store without a reader's number cannot lease. Expected WeightStore.attach(spec, "
-                "reader=i)."
-            )
-        words = self._words
-        word = words[LATEST]
-        if word == 0 or _version_of(word) <= have:
-            return None
-        place = self._lease_place(self._reader)
-        if self._lease is not None:
-            self._lease.view = None  # not released: the new lease replaces it
         while True:
-            words[place] = word
-            memory.fence()  # publish the lease before reading the latest again
-            again = words[LATEST]
-            if again == word:
-                break
-            word = again
-        slot = _slot_of(word)
-        line, data = self._line(slot), self._slots[slot]
-        header = data[: words[line + HEADER]].tobytes()
-        start = memory.aligned(len(header))
-        payload = data[start : start + words[line + PAYLOAD]]
-        self._lease = Lease(self, words[line + VERSION] - 1, header, payload)
-        return self._lease
+            version, slot = self._latest()
+            if version <= have:
+                return None
+            copied = self._copied(slot)
+            if copied is not None:
+                self._copies.reverse()
+                return copied
+
+    def _copied(self, slot: int) -> Weights | None:
+        """Return a copy of what is in a slot by now; None if it changed meanwhile."""
+        words, line, data = self._words, self._line(slot), self._slots[slot]
+        if not self._copies:
+            sizes = (self.spec.capacity,) * 2
+            self._copies = [np.frombuffer(mmap.mmap(-1, size), np.uint8) for size in sizes]
+        before = words[line + _SEQUENCE]
+        memory.fence()  # the number is read before what it stands for
+        version, length, size = (words[line + at] for at in (_VERSION, _HEADER, _PAYLOAD))
+        start = memory.aligned(length)
+        if before % 2 or start + size > self.spec.capacity:
+            return None
+        header, payload = data[:length].tobytes(), self._copies[0][:size]
+        payload[...] = data[start : start + size]
+        memory.fence()  # the copy is complete before the number is read again
+        return Weights(header, payload, version) if words[line + _SEQUENCE] == before else None
 
     def wait_newer(
         self, have: int, timeout: float | None = None, stop: Callable[[], bool] | None = None
-    ) -> Lease | None:
-        """Wait for a version above ``have`` and lease it; None after ``timeout`` s or a stop."""
+    ) -> Weights | None:
+        """Wait for a version above ``have`` and return it; None after ``timeout`` s or a stop."""
         if memory.wait_until(lambda: self.latest_version > max(have, -1), timeout, stop):
             return self.pull_if_newer(have)
         return None
-
-    def end(self, lease: Lease) -> None:
-        """End a lease; called by :meth:`Lease.close`."""
-        if self._lease is lease and self._reader is not None:
-            memory.fence()  # the last use is over before others may see the slot free
-            self._words[self._lease_place(self._reader)] = 0
-            self._lease = None
-
-    def leased(self, reader: int) -> int:
-        """Return the version that a reader leases; -1 if none."""
-        return _version_of(self._words[self._lease_place(reader)])
-
-    def reclaim(self, reader: int) -> None:
-        """Free the lease of a reader whose process is dead (joined, not merely silent)."""
-        self._words[self._lease_place(reader)] = 0
-
-
-class Lease(Closing):
-    """Published weights that do not change until :meth:`close`; a context manager."""
-
-    def __init__(self, store: WeightStore, version: int, header: bytes, view: Array) -> None:
-        self.version, self.header = version, header
-        self.view: Array | None = view
-        """The published arrays; None after the end of the lease."""
-        self._store = store
-
-    @property
-    def writable_payload(self) -> Array:
-        """The same memory, for libraries that require writable arrays. Never write to it."""
-        if self.view is None:
-            raise SharedMemoryError(
-                f"the lease of version {self.version} has ended. Pull again; drop views of the old "
-                "one first."
-            )
-        return self.view
-
-    @property
-    def payload(self) -> Array:
-        """The published arrays, (bytes,) uint8, read-only, each aligned to 64 bytes."""
-        view = self.writable_payload.view()
-        view.flags.writeable = False
-        return view
-
-    def close(self) -> None:
-        """Release the slot; views of the payload become invalid."""
-        if self.view is not None:
-            self.view = None
-            self._store.end(self)

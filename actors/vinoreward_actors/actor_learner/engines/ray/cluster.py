@@ -8,8 +8,7 @@ import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,8 @@ from vinoreward_actors.actor_learner.engines.base import EngineError
 ADDRESS = "RAY_ADDRESS"
 NAMESPACE = "vinoreward"
 CONNECT_TIMEOUT = 5.0
-HEAD_EVERY = 1.0
-HEAD_PATIENCE = 30.0
-"""Seconds without an answer after which the cluster's head counts as lost; it may restart earlier,
-as Ray can with Redis."""
-_STARTED = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
-"""Where ``ray start`` notes the address."""
 # The second one avoids a tip about a future release on every start.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-# By default Ray ends this process without a word after 60 s without the head, which may be shorter
-# than one update. HeadWatch lets the learner save its state.
-_JOINED = {"RAY_gcs_rpc_server_reconnect_timeout_s": "3600"}
 # No idle processes beside those that are asked for; they share the processors.
 _OWN = {"RAY_prestart_worker_first_driver": "0", **dict.fromkeys(THREADS, "1")}
 
@@ -92,42 +82,21 @@ def ray_errors(what: str) -> Iterator[None]:
 
 
 def found_address() -> str | None:
-    """Return the address of a cluster to join, or None.
+    """Return the address of the cluster to join, or None to start one.
 
-    EngineError: nothing answers at ``RAY_ADDRESS``; or it is unset, and other users can write
-    where ``ray start`` noted a cluster of this user's.
+    EngineError: nothing answers at ``RAY_ADDRESS``.
     """
+    # Not Ray's own "auto", nor the note of ``ray start`` in /tmp: who can write it decides whose
+    # code runs here.
     named = os.environ.get(ADDRESS, "")
-    if named:
-        if named not in ("auto", "local") and not _answers(named):
-            raise EngineError(
-                f"nothing answers at {ADDRESS}={named}. Expected HOST:PORT of a Ray cluster: run "
-                "`ray start --head` there, or unset the variable to train on this machine alone."
-            )
-        return None if named == "local" else named
-    # Not Ray's own "auto", which would also join what another training has started for itself.
-    # Who can write the note decides whose code runs here.
-    try:
-        if _STARTED.stat().st_uid != os.getuid():
-            return None
-        started = _STARTED.read_text().strip()
-    except OSError:
+    if named in ("", "local"):
         return None
-    if not _answers(started):
-        return None
-    if not _in_private_folder(_STARTED):
+    if named != "auto" and not _answers(named):
         raise EngineError(
-            f"{_STARTED} names the Ray cluster at {started}, in a folder where other users can "
-            f"write. Expected you to say which cluster to trust: set {ADDRESS}={started} to join "
-            f"this one, or {ADDRESS}=local to train on this machine alone."
+            f"nothing answers at {ADDRESS}={named}. Expected HOST:PORT of a Ray cluster: run `ray "
+            "start --head` there, or unset the variable to train on this machine alone."
         )
-    return started
-
-
-def _in_private_folder(file: Path) -> bool:
-    """Return whether only this user can reach a file: one of its folders is closed to others."""
-    folders = [folder.stat() for folder in file.resolve().parents]
-    return any(each.st_uid == os.getuid() and not each.st_mode & 0o077 for each in folders)
+    return named
 
 
 @contextlib.contextmanager
@@ -163,45 +132,12 @@ def _answers(address: str) -> bool:
     return True
 
 
-class HeadWatch:
-    """A thread that looks whether the cluster's head answers; calls ``lost`` once if not.
-
-    Not the supervisor's thread: each look may wait for seconds, and so may Ray's own calls. Without
-    the head, actors and learner continue for a while, until Ray ends their processes.
-    """
-
-    def __init__(self, address: str, lost: Callable[[str], None]) -> None:
-        self._address, self._lost = address, lost
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="vinoreward head", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        answered = time.monotonic()
-        while not self._closing.wait(HEAD_EVERY):
-            if _answers(self._address):
-                answered = time.monotonic()
-            elif time.monotonic() - answered > HEAD_PATIENCE:
-                self._lost(
-                    f"the head of the Ray cluster at {self._address} is lost: nobody has answered "
-                    f"for {HEAD_PATIENCE:g} s. Expected it to run as long as the training; start "
-                    "it again with `ray start --head`, then go on from the last checkpoint."
-                )
-                return
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closing.set()
-        self._thread.join()
-
-
 class Cluster:
     """A connection to Ray; ends what it has started and nothing else.
 
     The cluster is, in this order: the one that this process is connected to already; the one that
-    ``RAY_ADDRESS`` names; one that this user started on this machine with ``ray start``, noted in
-    a private folder; a new one on this machine, reachable from it alone, with a processor for each
-    of so many processes.
+    ``RAY_ADDRESS`` names; a new one on this machine, reachable from it alone, with a processor for
+    each of so many processes.
     """
 
     def __init__(self, processes: int) -> None:
@@ -211,10 +147,6 @@ class Cluster:
             with environment_variables(_unset(_QUIET)), sigterm_kept():
                 self._connect(processes)
             self._connected = True
-        self.head = str(self.ray.get_runtime_context().gcs_address)
-        """HOST:PORT of the cluster's head."""
-        self.lost = False
-        """Whether the head is lost: to end a process unknown to it, Ray would wait for it."""
 
     def _connect(self, processes: int) -> None:
         quiet: dict[str, Any] = {
@@ -239,22 +171,12 @@ class Cluster:
                 )
             return
         try:
-            with environment_variables(_unset(_JOINED)):
-                self.ray.init(address=address, **quiet)
+            self.ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, self.ray.exceptions.RayError) as error:
             raise EngineError(
                 f"the Ray cluster at {address} cannot be used: {error} Expected one with the same "
                 "versions of Python and Ray, and the same token if it asks for one."
             ) from error
-
-    @property
-    def processors(self) -> int:
-        """Processors of all machines together."""
-        return int(self.ray.cluster_resources().get("CPU", 0))
-
-    def remote(self, kind: type, **options: Any) -> Any:
-        """Return a class whose instances Ray runs in processes of their own."""
-        return self.ray.remote(**options)(kind)
 
     def beside_us(self) -> Any:
         """Return the scheduling strategy for a process on this machine."""

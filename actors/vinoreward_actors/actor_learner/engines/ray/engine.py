@@ -1,287 +1,78 @@
 """The engine of a cluster: actors and compressor as Ray actors, the learner in this process.
 
-Actors are spread over the machines and ask for one processor each. So does the compressor, unless
-it saves its state: then it runs on the learner's machine. See docs/cluster.md.
+The learner keeps one call of each process under way: an actor fills one trajectory, the compressor
+compresses one version. A call takes references to the latest weights along. Whatever ends a call
+early (a death, an error, a hang) costs that call alone; Ray starts the process again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
+import dataclasses
 import sys
-import threading
 import time
-import uuid
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.errors import ConfigError
+from vinoreward_actors.actor_learner.acting.actor import COUNTERS
 from vinoreward_actors.actor_learner.engines.base import (
     Engine,
     EngineError,
-    TrajectorySource,
+    Event,
+    Messages,
+    in_short,
     not_running,
 )
 from vinoreward_actors.actor_learner.engines.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.ray.cluster import (
     Cluster,
-    HeadWatch,
     import_ray,
     ray_errors,
     reason_of,
 )
-from vinoreward_actors.actor_learner.engines.ray.exchange import (
-    Identity,
-    Look,
-    Published,
-    Publisher,
-    State,
-    TrajectoryRequests,
-)
+from vinoreward_actors.actor_learner.engines.ray.process import Order, Published, RayProcess
 from vinoreward_actors.actor_learner.engines.supervisor import (
-    END_PATIENCE,
-    Ended,
-    Status,
-    Supervisor,
-    Worker,
-    in_short,
+    SAVE_PATIENCE,
+    RestartBudget,
+    too_often,
 )
 from vinoreward_actors.actor_learner.transport.link import NONE
-from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED
+from vinoreward_actors.actor_learner.transport.trajectory import (
+    COMPRESSED,
+    FULL_PRECISION,
+    Batch,
+    Trajectory,
+)
 from vinoreward_actors.policies.policy import Policy
-from vinoreward_actors.policies.wire import Bytes, Encoded, decode
+from vinoreward_actors.policies.wire import Encoded, decode
 
-ANSWER_TIMEOUT = 60.0
-"""Seconds that the state actor may take to answer: it may be restarting."""
-LOOK_EVERY = 0.25
-"""Seconds between two checks of signs of life; a death is reported at once."""
-SLOWEST_BEAT = 0.5
-"""Maximum seconds between two signs of life."""
+FETCH_TIMEOUT = 60.0
+LOOK_EVERY = 0.1
+"""Maximum seconds of one wait for calls."""
 
 
-class StateWatch:
-    """Reads the signs of life from the state actor, and wakes the supervisor.
+@dataclass
+class _Process:
+    """An actor or the compressor, and its call under way."""
 
-    ``lost`` is called when the state actor has started anew, empty.
-    """
-
-    def __init__(self, state: Any, lost: Callable[[], None]) -> None:
-        self.state, self._lost = state, lost
-        self._asked: Future[Any] | None = None
-        self._next = 0.0
-        self.woken = threading.Event()
-        """Set when a process has answered."""
-        self.look: Look | None = None
-        """The latest."""
-
-    def wait(self, workers: Sequence[Worker], seconds: float) -> None:
-        """Wait until a process or the state actor has answered.
-
-        Raises:
-            EngineError: the state actor is gone for good.
-        """
-        if self._asked is None and time.monotonic() >= self._next:
-            self._asked = future = self.state.look.remote().future()
-            future.add_done_callback(lambda _: self.woken.set())
-        self.woken.wait(seconds)
-        self.woken.clear()
-        asked = self._asked
-        if asked is None or not asked.done():
-            return
-        self._asked, self._next = None, time.monotonic() + LOOK_EVERY
-        error = asked.exception()
-        if error is not None:
-            self._next = math.inf
-            raise EngineError(
-                f"the process that keeps the latest weights is gone ({reason_of(error)}). "
-                "Expected Ray to run on; look at it with `ray status`, then go on from the "
-                "last checkpoint."
-            )
-        before, self.look = self.look, (latest := asked.result())
-        if before is not None and before.born != latest.born:
-            self._lost()
-            for worker in workers:
-                if isinstance(worker, RayWorker):
-                    worker.forget()
-
-
-class RayWorker(Worker):
-    """An actor, or the compressor, as a Ray actor."""
-
-    def __init__(
-        self,
-        name: str,
-        number: int,
-        config: EngineConfig,
-        cluster: Cluster,
-        watch: StateWatch,
-        requests: TrajectoryRequests,
-    ) -> None:
-        super().__init__(name, number, config)
-        self._cluster, self._watch, self._requests = cluster, watch, requests
-        if self.acts:
-            requests.lost(number)  # until there is a process to ask
-        # The state goes to the learner's disk, from where a resumed run reads it. That machine's
-        # processors may all be taken by actors.
-        saves = config.compressor is not None and config.compressor.folder is not None
-        beside = saves and not self.acts
-        self.processors = 0 if beside else 1
-        from vinoreward_actors.actor_learner.engines.ray import links  # imports Ray
-
-        # Once: Ray sends a new class to the head, and a start would wait for it. No runtime
-        # environment, which would double the time to start; Ray itself sets OMP_NUM_THREADS.
-        self._process = cluster.remote(
-            links.RayProcess,
-            num_cpus=self.processors,
-            max_restarts=0,  # the supervisor counts generations and keeps to the budget
-            scheduling_strategy=cluster.beside_us() if beside else "SPREAD",
-        )
-        self._arguments: list[Any] = []
-        self._handle: Any = None
-        self._answers: deque[tuple[str, Any, Future[Any]]] = deque()
-        """(question, handle, answer); Ray adds them in a thread of its own."""
-        self._last_message = -math.inf
-        self._handed = 0
-        self._read = 0
-        """Messages of this process that were read."""
-        self._early: dict[int, tuple[dict[str, Any], Bytes | None]] = {}
-        """Messages by number, whose predecessors are still on their way: Ray keeps no order."""
-        self._before: Counter[str] = Counter()
-        """Counters of the predecessors."""
-        self._counters: Counter[str] = Counter()
-        """Counters of all processes so far."""
-
-    @ray_errors("Ray failed")
-    def start(self) -> None:
-        """Ask for a process; returns before there is one."""
-        self.waits_for = "`ray status` shows what it waits for"
-        self._last_message = -math.inf
-        self._read, self._early = 0, {}
-        if self.generation > 0:
-            # Ends a predecessor that lives on, on a node that Ray does not reach any more.
-            self._watch.state.replace.remote(self.number, self.generation)
-        self._handle = self._new_process()
-        self._ask("placed")
-        self._ask("ended")
-        if self.acts:
-            self._requests.opened(self.number)
-        else:
-            self.ask()
-
-    def _new_process(self) -> Any:
-        from vinoreward_actors.actor_learner.engines.ray import links  # imports Ray
-
-        config, process = self._config, self._process
-        identity = Identity(
-            self._watch.state,
-            self.number,
-            self.generation,
-            self._requests.rollouts[self.number] if self.acts else 0,
-            beat=min(SLOWEST_BEAT, config.heartbeat / 4),
-            exact=config.actor.lag is not None,
-        )
-        if self.acts:
-            spec = config.trajectory
-            return process.remote(sys.path, links.run_actor, identity, config.actor, spec)
-        # In a list: the process resolves the reference, once it has the paths of a user's classes.
-        self._arguments = [self._cluster.ray.put(config.compressor_of(self.generation))]
-        batch = config.actor.environments
-        return process.remote(sys.path, links.run_compressor, identity, self._arguments, batch)
-
-    def ask(self) -> None:
-        """Ask the process for its next message."""
-        self._ask("next")
-
-    def _ask(self, question: str) -> None:
-        handle = self._handle
-        if handle is None:
-            return
-
-        def answered(future: Future[Any]) -> None:
-            self._answers.append((question, handle, future))
-            self._watch.woken.set()
-
-        getattr(handle, question).remote().future().add_done_callback(answered)
-
-    def look(self) -> Status:
-        """See :meth:`Worker.look`."""
-        messages: list[tuple[str, Any]] = []
-        ended = Ended("ended") if self._handle is None else None
-        while self._answers:
-            question, handle, future = self._answers.popleft()
-            if handle is not self._handle:
-                continue  # of a predecessor
-            error = future.exception()
-            if error is not None:
-                ended = ended or Ended(reason_of(error), str(error))
-            elif question == "placed":
-                self.waits_for, self.started = "", time.monotonic()
-            elif question == "ended":
-                report: str = future.result()
-                ended = Ended(in_short(report) if report else "ended", report)
-            else:
-                self._receive(future.result())
-        while self._early:
-            # Of a process that has ended, a message that is still missing no longer comes.
-            number = min(self._early) if ended else self._read
-            if number not in self._early:
-                break
-            self._read = number + 1
-            messages += self._take(*self._early.pop(number))
-        return Status(self._silence(), self._handed, messages, ended)
-
-    def _receive(self, message: tuple[bytes, Bytes | None]) -> None:
-        header, buffer = message
-        about = json.loads(header)
-        self._last_message = time.monotonic()
-        self._early[about["number"]] = about, buffer
-
-    def _take(self, about: dict[str, Any], buffer: Bytes | None) -> list[tuple[str, Any]]:
-        self._handed += 1
-        if buffer is None:
-            self.ask()
-        else:
-            self._counters = self._before + Counter(about["counters"])
-            trajectory = self._config.trajectory.view(buffer, self.number, self.generation)
-            self._requests.arrived(trajectory)
-        return [(kind, value) for kind, value in about["reports"]]
-
-    def _silence(self) -> float:
-        # A process may hang before its first sign of life has reached the state actor.
-        since = time.monotonic() - self._last_message
-        look = self._watch.look
-        if look is None or look.generations[self.number] != self.generation:
-            return since
-        return min(look.silence[self.number], since)
-
-    def forget(self) -> None:
-        """Forget signs of life: a new state actor has none yet."""
-        self._last_message, self.started = -math.inf, time.monotonic()
-
-    def kill(self) -> bool:
-        """End the process; Ray frees the rest."""
-        if self.acts:
-            self._requests.lost(self.number)
-        if self._handle is not None and not self._cluster.lost:
-            self._cluster.ray.kill(self._handle, no_restart=True)
-        self._handle = None
-        self._before = self._counters
-        return True
-
-    @property
-    def pulled(self) -> int:
-        """See :attr:`Worker.pulled`."""
-        look = self._watch.look
-        return NONE if look is None else look.pulled[self.number]
-
-    def counter(self, name: str) -> int:
-        """See :meth:`Worker.counter`."""
-        return self._counters[name]
+    name: str
+    number: int
+    handle: Any
+    budget: RestartBudget
+    generation: int = 0
+    call: Any = None  # the reference to the result; None if there is no call
+    made: Any = None  # the reference to the compressor's second result
+    asked: str = ""  # which method
+    since: float = 0.0  # when
+    here: int = 0  # trajectories that the learner has not released yet
+    pulled: int = NONE
+    report: str = ""  # the last one of an error
+    abandoned: bool = False
 
 
 class RayEngine(Engine):
@@ -291,59 +82,62 @@ class RayEngine(Engine):
         import_ray()
         super().__init__(config)
         self._cluster: Cluster | None = None
-        self._state: Any = None
-        self._workers: list[RayWorker] = []
-        self._publisher: Publisher | None = None
-        self._head: HeadWatch | None = None
-        self._requests = TrajectoryRequests(config, lambda actor: self._workers[actor].ask())
+        self._stores: dict[int, Published] = {}
+        self._processes: list[_Process] = []
+        self._ready: list[Trajectory] = []
+        self._counters: Counter[str] = Counter()
+        self._samples = 0
+        self._seen = (NONE, 0)
+        """Version and save request that the compressor got last."""
+        self._messages = Messages()
+        self._failure = ""
 
     # Starting and ending
 
     @ray_errors("actors could not be started on Ray")
-    def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> Supervisor:
-        config, names = self._config, self._config.process_names()
+    def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> None:
+        names = self._config.process_names()
         self._cluster = cluster = Cluster(len(names))
-        self._state = cluster.remote(
-            State,
-            num_cpus=0,
-            max_restarts=-1,
-            max_task_retries=-1,
-            max_concurrency=100 + 4 * len(names),
-            name=f"vinoreward-{uuid.uuid4().hex[:12]}",
-            scheduling_strategy=cluster.beside_us(),
-        ).remote(len(names))
-        self._publisher = Publisher(self._send, lambda why: supervisor.fail(why))
-        watch = StateWatch(self._state, self._publisher.resend)
-        self._workers = [
-            RayWorker(name, number, config, cluster, watch, self._requests)
-            for number, name in enumerate(names)
-        ]
-        supervisor = Supervisor(self._workers, watch.wait, config)
+        for number, name in enumerate(names):
+            budget = RestartBudget(self._config.restarts)
+            process = _Process(name, number, None, budget)
+            process.handle = self._new(cluster, process)
+            self._processes.append(process)
+        processors = int(cluster.ray.cluster_resources().get("CPU", 0))
+        asking = sum(self._processors(process) for process in self._processes)
+        if processors < asking:
+            what = f"the cluster has {processors} processors for {asking} processes: some wait"
+            self._messages.events.append(Event("ray", f"{what} until there are more"))
 
-        def lost(why: str) -> None:
-            cluster.lost = True
-            supervisor.fail(why)
+    def _processors(self, process: _Process) -> int:
+        # The state goes to the learner's disk, from where a resumed run reads it. That machine's
+        # processors may all be taken by actors.
+        return 0 if self._saves(process) else 1
 
-        self._head = HeadWatch(cluster.head, lost)
-        return supervisor
+    def _saves(self, process: _Process) -> bool:
+        compressor = self._config.compressor
+        return not self._acts(process) and compressor is not None and compressor.folder is not None
 
-    def _settle(self) -> None:
-        config, cluster = self._config, self._cluster
-        if cluster is None or self._publisher is None:
-            raise not_running()
-        if not self._publisher.flush(config.start_timeout):
-            raise EngineError(
-                f"Ray started no process in {config.start_timeout:g} s. Expected a cluster "
-                "that runs; look at it with `ray status`."
-            )
-        self._raise()
-        asking = sum(worker.processors for worker in self._workers)
-        if cluster.processors < asking:
-            self._running.add_event(
-                "ray",
-                f"the cluster has {cluster.processors} processors for {asking} processes: "
-                "some wait until there are more",
-            )
+    def _acts(self, process: _Process) -> bool:
+        return process.number < self._config.actor.actors
+
+    def _new(self, cluster: Cluster, process: _Process) -> Any:
+        remote = cluster.ray.remote(
+            num_cpus=self._processors(process),
+            max_restarts=-1,  # within the budget, which the learner keeps
+            scheduling_strategy=cluster.beside_us() if self._saves(process) else "SPREAD",
+        )
+        config = self._config
+        if self._acts(process):
+            # Without the chain, which may import torch.
+            config = dataclasses.replace(config, compressor=None)
+        # By value: Ray may start the process again at any time.
+        pickled = cluster.ray.cloudpickle.dumps(config)
+        return remote(RayProcess).remote(sys.path, process.number, pickled)
+
+    def _begin(self) -> None:
+        for process in self._processes:
+            self._call(process, "placed")
 
     def close(self) -> None:
         """See :meth:`Engine.close`."""
@@ -351,56 +145,214 @@ class RayEngine(Engine):
         if cluster is None:
             return
         try:
-            if cluster.ray.is_initialized() and self._state is not None:
-                self._end(cluster.ray)
+            if cluster.ray.is_initialized():
+                self._save(cluster.ray)
+                for process in self._processes:
+                    cluster.ray.kill(process.handle)
         finally:
+            self._processes, self._ready = [], []
             cluster.close()
 
-    def _end(self, ray: Any) -> None:
-        self._state.stop.remote()
-        for part in (self._head, self._supervisor, self._publisher):
-            if part is not None:
-                part.close()
-        self._publisher = None
-        with contextlib.suppress(ray.exceptions.RayError):
-            # It answers earlier requests first.
-            ray.get(self._state.look.remote(), timeout=END_PATIENCE)
-        ray.kill(self._state, no_restart=True)
+    def _save(self, ray: Any) -> None:
+        """Let the compressor save its state, if that was asked for."""
+        process = self._processes[-1] if self._processes else None
+        if process is None or not self._saves(process) or process.abandoned:
+            return
+        if self._settings.save <= self._seen[1] or FULL_PRECISION not in self._stores:
+            return
+        # After the call under way: Ray keeps their order.
+        saved, _ = process.handle.compress.options(num_returns=2).remote(self._order(process), True)
+        ray.wait([saved], timeout=SAVE_PATIENCE)
+
+    # Calls
+
+    @property
+    def _running(self) -> Cluster:
+        if self._cluster is None:
+            raise not_running()
+        return self._cluster
+
+    @property
+    def _ray(self) -> Any:
+        return self._running.ray
+
+    def _order(self, process: _Process) -> Order:
+        return Order(process.generation, dict(self._stores))
+
+    def _call(self, process: _Process, method: str) -> None:
+        process.asked, process.since = method, time.monotonic()
+        if method == "placed":
+            process.call = process.handle.placed.remote()
+        elif method == "rollout":
+            process.call = process.handle.rollout.remote(self._order(process))
+        else:
+            remote = process.handle.compress.options(num_returns=2)
+            process.call, process.made = remote.remote(self._order(process))
+
+    def _call_all(self) -> None:
+        """Ask idle processes for what is allowed; first the actors that have least here."""
+        idle = [one for one in self._processes if one.call is None and not one.abandoned]
+        for process in sorted(idle, key=lambda one: one.here):
+            if not self._acts(process):
+                newest = (self._stores[FULL_PRECISION].version, self._settings.save)
+                if newest != self._seen:
+                    self._seen = newest
+                    self._call(process, "compress")
+            elif process.here < self._config.slots_per_actor and self._may_insert():
+                self._call(process, "rollout")
+
+    def _may_insert(self) -> bool:
+        limiter, size = self._config.limiter, self._config.trajectory.transitions
+        if limiter is None:
+            return True
+        under_way = sum(one.asked == "rollout" for one in self._processes if one.call is not None)
+        inserted = self._counters["steps"] + size * under_way
+        return limiter.can_insert(inserted, self._samples, size)
+
+    @ray_errors("Ray failed")
+    def _look(self, timeout: float) -> None:
+        """Wait for results of calls, and ask for the next."""
+        ray = self._ray
+        self._call_all()
+        calls = {one.call: one for one in self._processes if one.call is not None}
+        if not calls:
+            time.sleep(min(timeout, LOOK_EVERY))
+            return
+        done, _ = ray.wait(list(calls), timeout=timeout)
+        if done:
+            done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
+        for call in done:
+            self._returned(calls[call])
+        for process in self._processes:
+            self._check(process)
+        self._call_all()
+
+    def _returned(self, process: _Process) -> None:
+        ray, call = self._ray, process.call
+        process.call = None
+        try:
+            result = ray.get(call)
+        except ray.exceptions.ActorUnavailableError:
+            if process.asked == "placed":  # Ray still starts it again
+                self._call(process, "placed")
+            else:
+                self._replace(process, "died")
+            return
+        except ray.exceptions.ActorDiedError as error:
+            # It did not even start: ask for another one.
+            process.handle = self._new(self._running, process)
+            self._replace(process, reason_of(error), str(error))
+            return
+        for kind, value in result.sent:
+            self._messages.add(process.number, kind, value)
+        if result.error:
+            self._replace(process, in_short(result.error), result.error)
+            return
+        process.pulled = max(process.pulled, result.pulled)
+        if result.payload is not None:
+            process.budget.worked()
+            self._counters.update(result.counts)
+            process.here += 1
+            view = self._config.trajectory.view(result.payload, process.number, process.generation)
+            self._ready.append(view)
+        if result.made is not None:
+            process.budget.worked()
+            version, header = result.made
+            self._stores[COMPRESSED] = Published(version, header, [process.made])
+
+    def _check(self, process: _Process) -> None:
+        """End a process whose call takes too long; Ray starts it again."""
+        config = self._config
+        # A trajectory may contain resets.
+        longest = (
+            config.start_timeout + config.heartbeat if self._acts(process) else config.longest_push
+        )
+        hangs = process.call is not None and time.monotonic() - process.since > longest
+        if hangs and process.asked != "placed":
+            self._ray.kill(process.handle, no_restart=False)
+            process.call = None
+            self._replace(process, f"gave no result for {longest:g} s")
+
+    def _replace(self, process: _Process, why: str, report: str = "") -> None:
+        process.generation += 1
+        process.report, process.pulled = report or process.report, NONE
+        if process.budget.spend():
+            what = f"{why}; replaced by generation {process.generation}"
+            self._messages.events.append(Event(process.name, what))
+            self._seen = self._seen if self._acts(process) else (NONE, self._seen[1])
+            self._call(process, "placed")
+            return
+        process.abandoned = True
+        self._ray.kill(process.handle)
+        if all(one.abandoned for one in self._processes if self._acts(one)):
+            name, restarts = process.name, self._config.restarts
+            self._failure = too_often(name, restarts, why, process.report or why)
+        else:
+            what = f"{why}; replaced too often, training goes on without it"
+            self._messages.events.append(Event(process.name, what))
 
     # The learner's side
 
     def _publish(self, store: int, version: int, encoded: Encoded) -> None:
-        if self._publisher is None:
-            raise not_running()
-        # The payload is a copy: the learner may change its weights meanwhile.
-        self._publisher.publish(store, version, encoded.header, encoded.payload())
+        body = [self._ray.put(encoded.payload())] if encoded.size else []
+        self._stores[store] = Published(version, encoded.header, body)
 
-    @property
-    def _source(self) -> TrajectorySource:
-        return self._requests
+    def take(self, count: int, *, timeout: float) -> Batch | None:
+        """See :meth:`Engine.take`."""
+        room = self._config.slots_per_actor * self._config.actor.actors
+        if not 1 <= count <= room:
+            raise ConfigError(field="count", value=count, expected=f"1 to {room}")
+        deadline = time.monotonic() + timeout
+        self._look(0.0)
+        while len(self._ready) < count:
+            left = deadline - time.monotonic()
+            if self._failure:
+                raise EngineError(self._failure)
+            if left <= 0:
+                return None
+            self._look(min(left, LOOK_EVERY))
+        taken, self._ready = self._ready[:count], self._ready[count:]
+        return Batch(taken, lambda: self._release(taken))
+
+    def _release(self, taken: Sequence[Trajectory]) -> None:
+        for one in taken:
+            if self._processes:
+                self._processes[one.actor].here -= 1
+
+    def waiting(self) -> int:
+        """See :meth:`Engine.waiting`."""
+        self._look(0.0)
+        return len(self._ready)
 
     def sampled(self, count: int) -> None:
         """See :meth:`Engine.sampled`."""
-        self._requests.sampled(count)
+        self._samples += count
 
-    def _progress(self) -> tuple[Sequence[int], int]:
-        self._raise()
-        look: Look = self._answer(self._state.look.remote())
-        return look.pulled, look.compressed
+    def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
+        """See :meth:`Engine.counters`."""
+        return {name: self._counters[name] for name in names}
 
+    def pulled(self) -> Sequence[int]:
+        """See :meth:`Engine.pulled`."""
+        return [process.pulled for process in self._processes]
+
+    @ray_errors("the compressed weights cannot be fetched")
     def compressed_policy(self) -> Policy | None:
         """See :meth:`Engine.compressed_policy`."""
-        latest: Published | None = self._answer(self._state.latest.remote(COMPRESSED))
-        payload = None if latest is None else latest.fetch()
-        if latest is None or payload is None:
+        self._look(0.0)
+        latest = self._stores.get(COMPRESSED)
+        if latest is None:
+            return None
+        try:
+            payload = self._ray.get(latest.body[0], timeout=FETCH_TIMEOUT)
+        except self._ray.exceptions.ObjectLostError:
             return None
         return decode(latest.header, payload.copy())
 
-    # The state actor
-
-    @ray_errors("the process that keeps the latest weights does not answer")
-    def _answer(self, reference: Any) -> Any:
-        return import_ray().get(reference, timeout=ANSWER_TIMEOUT)
-
-    def _send(self, store: int, published: Published) -> None:
-        self._answer(self._state.publish.remote(store, published))
+    def messages(self) -> Messages:
+        """See :meth:`Engine.messages`."""
+        self._look(0.0)
+        if self._failure and not self._ready:
+            raise EngineError(self._failure)
+        messages, self._messages = self._messages, Messages()
+        return messages
