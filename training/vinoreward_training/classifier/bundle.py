@@ -12,8 +12,7 @@ import torch
 
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.rewards.classifier import log_odds as log_odds_of
-from vinoreward.rewards.classifier import sigmoid
-from vinoreward_training.classifier.camera_failure import logits_by_family
+from vinoreward.rewards.classifier import logit, sigmoid
 from vinoreward_training.classifier.evaluation import (
     Evaluation,
     Floats,
@@ -55,10 +54,9 @@ def golden_indices(log_odds: Floats, labels: Labels, threshold: float) -> Indice
     return np.array(sorted(dict.fromkeys(chosen)), dtype=np.int64)[:GOLDEN_FRAMES]
 
 
-def golden_of(dataset: Dataset, test: Indices, result: Evaluation) -> Indices:
-    """Return the indices of the test frames to record as golden."""
-    boundary = result.threshold_log_odds
-    return test[golden_indices(result.log_odds[test], dataset.labels[test], boundary)]
+def golden_of(labels: Labels, result: Evaluation) -> Indices:
+    """Return which of the test frames, with these labels (N,), to record as golden."""
+    return golden_indices(result.log_odds, labels, logit(result.decision.threshold))
 
 
 def make_bundle(
@@ -88,24 +86,17 @@ def make_bundle(
         recall: on validation frames, which the threshold keeps; None chooses by the target rate.
         corruptions: whether it was trained on corrupted images.
     """
-    train, validation, test = parts
-    logits = np.zeros((len(dataset.labels), 2))  # of most training frames never read
+    train, _, test = parts
     # In the memory order that it was trained in, which is faster on a CPU.
     predicted = partial(predict, module)
-    trained = train[:: max(1, len(train) // TRAINING_FRAMES)]
-    for part in (np.concatenate([validation, test]), trained):
-        logits[part] = predicted(dataset.images[part])
     result = evaluate(
-        config.target_fpr,
+        predicted,
         dataset,
-        logits,
         parts[1:],
-        (
-            logits_by_family(predicted, dataset, validation, 1, config.seed),
-            logits_by_family(predicted, dataset, test, 2, config.seed),
-        ),
+        config.target_fpr,
+        seed=config.seed,
         falling=still_falling([record["val_loss"] for record in history], config.epochs),
-        trained=trained,
+        trained=train[:: max(1, len(train) // TRAINING_FRAMES)],
         network=config.network,
         recall=recall,
     )
@@ -118,7 +109,7 @@ def make_bundle(
     inner = module.inner.to(memory_format=torch.contiguous_format).eval()
     compared = subsample(dataset.images, np.arange(len(dataset.images)), 64)
     difference = export_checked(inner, folder / "model.onnx", compared, predict(inner, compared))
-    golden = golden_of(dataset, test, result)
+    golden = golden_of(dataset.labels[test], result)
     mean, std = normalization(config.network)
     spec = BundleSpec(
         name=config.name,
@@ -156,7 +147,7 @@ def make_bundle(
             "model.safetensors": weights_of(inner.net, {RECORD: record.to_text()}),
             **ood.files,
         },
-        (dataset.images[golden], logits[golden].astype(np.float32)),
+        (dataset.images[test[golden]], result.logits[golden].astype(np.float32)),
     )
     print_result(result, ood)
     return result.verdict
@@ -211,13 +202,9 @@ def sections_of(
 ) -> list[Section]:
     """Return the sections of a classifier's report; ``facts`` say what it is."""
     decision, test, dead_camera = result.decision, result.test, result.metrics["dead_camera"]
-    average = "none"
-    if decision.translation_band is not None:
-        average = f"within {decision.translation_band:.3g} log-odds of the threshold"
     chosen: dict[str, object] = {
         "threshold": f"{decision.threshold:.6f} (calibrated probability)",
         "temperature": f"{decision.temperature:.3f}",
-        "translation average": average,
         **{
             str(key): _shown(value)
             for key, value in decision.chosen_for.items()
@@ -263,7 +250,7 @@ def sections_of(
 def draw(folder: Path, dataset: Dataset, test: Indices, result: Evaluation) -> list[Path]:
     """Draw the model card's curves and mistakes; return their paths."""
     folder.mkdir(exist_ok=True)
-    scores, boundary = result.log_odds[test], result.threshold_log_odds
+    scores, boundary = result.log_odds, logit(result.decision.threshold)
     return [
         *draw_curves(folder, scores, dataset.labels[test], boundary, "held-out frames"),
         _draw_mistakes(folder / "mistakes.png", dataset, test, result),
@@ -327,7 +314,7 @@ def _draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
 def _draw_mistakes(path: Path, dataset: Dataset, test: Indices, result: Evaluation) -> Path:
     """Write a grid of the test frames that are most wrong, or else closest to being wrong."""
     threshold = result.decision.threshold
-    probabilities, labels = sigmoid(result.log_odds[test]), dataset.labels[test]
+    probabilities, labels = sigmoid(result.log_odds), dataset.labels[test]
     margin = np.where(labels == 1, probabilities - threshold, threshold - probabilities)
     chosen = np.argsort(margin, kind="stable")[:SHOWN_MISTAKES]
     rows = -(-len(chosen) // 4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,8 @@ from vinoreward.rewards.calibration import (
     threshold_for_recall,
 )
 from vinoreward.rewards.classifier import log_odds as log_odds_of
-from vinoreward.rewards.classifier import logit, sigmoid
+from vinoreward.rewards.classifier import sigmoid
+from vinoreward_training.classifier.camera_failure import Images, logits_by_family
 
 if TYPE_CHECKING:
     from vinoreward.rewards.calibration import Threshold
@@ -53,8 +54,6 @@ DEFAULT_RATE = 0.01
 RATES = (0.001, 0.002, 0.005, DEFAULT_RATE, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 """False-positive rates to choose from where the frames do not support the one wanted."""
 LONGEST_HOLD = 5
-DeadLogits = Mapping[str, npt.NDArray[np.float64]]
-"""Family of dead-camera frames to their logits (M, K)."""
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 Level = Literal["usable", "weak", "useless"]
@@ -459,9 +458,10 @@ class Evaluation:
 
     decision: Decision
     test: Rates
+    logits: Floats
+    """(N, K) of the test frames."""
     log_odds: Floats
-    """(N,) calibrated, of every frame; those of training frames mean nothing."""
-    threshold_log_odds: float
+    """(N,) of the test frames, calibrated."""
     metrics: dict[str, Any]
     categories: list[dict[str, object]]
     """As :func:`per_category`, of test and dead-camera frames."""
@@ -469,46 +469,51 @@ class Evaluation:
 
 
 def evaluate(
-    target_fpr: float | None,
+    score: Callable[[Images], npt.NDArray[np.floating]],
     dataset: Dataset,
-    logits: Floats,
     parts: Sequence[Labels],
-    dead: tuple[DeadLogits, DeadLogits],
+    target_fpr: float | None,
     *,
     success: int = 1,
-    falling: bool | None,
+    seed: int = 0,
+    falling: bool | None = None,
     trained: Labels | None = None,
     network: str | None = None,
     recall: float | None = None,
 ) -> Evaluation:
     """Calibrate and choose the threshold on validation frames, then measure on test frames.
 
+    Frames of a failing camera only raise the threshold: among the failures they would dilute the
+    false-positive rate, as they are easy.
+
     Args:
-        target_fpr: of the threshold; None is :func:`default_rate`.
+        score: returns logits (N, K) of images (N, H, W, 3).
         dataset: all frames.
-        logits: (N, K), of which the column ``success`` means success.
         parts: indices of (validation, test).
-        dead: logits of the dead-camera frames of both parts. They only raise the threshold: among
-            the failures they would dilute the false-positive rate, as they are easy.
-        success: see ``logits``.
+        target_fpr: of the threshold; None is :func:`default_rate`.
+        success: the column of the logits that means success.
+        seed: of the failing cameras' frames.
         falling: as in :func:`give_verdict`.
-        trained: indices of training frames with logits, to compare test frames with.
+        trained: indices of some training frames, to compare test frames with.
         network: name of a network that was trained here.
         recall: to keep, whatever the false-positive rate: the threshold is the largest that claims
             this share of the validation successes, but at most ``HIGHEST_RAISE`` where all
             validation failures are below that.
     """
     validation, test = parts
+    logits, test_logits = (score(dataset.images[part]).astype(np.float64) for part in parts)
+    dead, test_dead = (
+        logits_by_family(score, dataset, part, number, seed) for number, part in enumerate(parts, 1)
+    )
     labels, test_labels = dataset.labels[validation], dataset.labels[test]
     target_fpr = target_fpr or default_rate(dataset, validation)[0] or RATES[-1]
-    heat = temperature(logits[validation], labels, success)
-    log_odds = log_odds_of(logits, success, heat)
-    probabilities = sigmoid(log_odds[validation])
+    heat = temperature(logits, labels, success)
+    probabilities = sigmoid(log_odds_of(logits, success, heat))
     frames = probabilities, labels, dataset.episodes[validation]
     successes = probabilities[labels == 1]
     if recall is None:
         chosen = threshold_for_fpr(*frames, target_fpr)
-        dead_odds = log_odds_of(np.concatenate([*dead[0].values()]), success, heat)
+        dead_odds = log_odds_of(np.concatenate([*dead.values()]), success, heat)
         value = raised_threshold(float(chosen.value), successes, sigmoid(dead_odds))
     else:
         chosen = threshold_for_recall(*frames, recall, target_fpr)
@@ -517,11 +522,13 @@ def evaluate(
             value = min(value, HIGHEST_RAISE)  # a stricter one would only lose successes that vary
     details = asdict(chosen)
     if value > chosen.value:
-        raised = rates(claimed(log_odds[validation], value), labels)
+        raised = rates(probabilities.astype(np.float32) >= np.float32(value), labels)
         details |= {"raised_to": value, "at_raised": asdict(raised)}
-    test_claims = claimed(log_odds[test], value)
+    test_odds = log_odds_of(test_logits, success, heat)
+    test_claims = claimed(test_odds, value)
     by_family = {
-        family: claimed(log_odds_of(each, success, heat), value) for family, each in dead[1].items()
+        family: claimed(log_odds_of(each, success, heat), value)
+        for family, each in test_dead.items()
     }
     dead_claimed = np.concatenate([*by_family.values()])
     dead_labels = np.zeros(len(dead_claimed), dtype=np.int64)
@@ -533,8 +540,11 @@ def evaluate(
     good = np.quantile(successes, 1 - GOOD_RECALL, method="lower")
     learnt = (1.0, 1.0)
     if trained is not None:
-        on_training = saved_by(logits[trained], dataset.labels[trained])
-        learnt = (on_training, saved_by(logits[test], test_labels))
+        on_training = score(dataset.images[trained]).astype(np.float64)
+        learnt = (
+            saved_by(on_training, dataset.labels[trained]),
+            saved_by(test_logits, test_labels),
+        )
     verdict = give_verdict(
         test_rates,
         chosen,
@@ -551,8 +561,8 @@ def evaluate(
         "verdict": verdict.as_dict(),
         "test": asdict(test_rates)
         | {
-            "average_precision": average_precision(log_odds[test], test_labels),
-            "log_loss": log_loss(log_odds[test], test_labels),
+            "average_precision": average_precision(test_odds, test_labels),
+            "log_loss": log_loss(test_odds, test_labels),
             "frames": len(test),
             "episodes": len(np.unique(dataset.episodes[test])),
         },
@@ -568,8 +578,8 @@ def evaluate(
     return Evaluation(
         decision=Decision(threshold=value, temperature=heat, chosen_for=details),
         test=test_rates,
-        log_odds=log_odds,
-        threshold_log_odds=logit(value),
+        logits=test_logits,
+        log_odds=test_odds,
         metrics=metrics,
         categories=per_category(test_claims, test_labels, dataset.categories[test].tolist())
         + per_category(dead_claimed, dead_labels, families),

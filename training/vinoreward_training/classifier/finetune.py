@@ -28,7 +28,7 @@ from vinoreward_training.data.dataset import (
     split_by_episode,
 )
 from vinoreward_training.data.dataset_files import METADATA, Indices, read_metadata, say_parts
-from vinoreward_training.quantize.int8 import MAX_FLIPS, classifier_int8
+from vinoreward_training.quantize.int8 import classifier_int8
 from vinoreward_training.runs.next_command import (
     after_bundle,
     bundle_name,
@@ -192,9 +192,8 @@ def conclude(
     """Add INT8 to a bundle and print the next command; return the exit status."""
     if useless:
         return USELESS
-    max_flips = config.max_flips if isinstance(config, CalibrateConfig) else MAX_FLIPS
     bundle = Bundle.load(path, verify=False)
-    print(f"INT8: {classifier_int8(bundle, dataset, config.int8, max_flips)}")
+    print(f"INT8: {classifier_int8(bundle, dataset, config.int8)}")
     verdict = bundle.spec.metrics["verdict"]
     if verdict["level"] == "weak" and verdict["frames"]:
         following = to_more_images(config.data, verdict["frames"])

@@ -263,7 +263,7 @@ class CalibrateConfig:
     Examples:
         vinoreward calibrate --bundle bundles/mine --data data/mine
         vinoreward calibrate --bundle bundles/mine --data data/mine --target-fpr 0.05
-        vinoreward calibrate --bundle bundles/mine --data data/mine --int8 on --max-flips 0.001
+        vinoreward calibrate --bundle bundles/mine --data data/mine --int8 on
     """
 
     bundle: Path
@@ -276,13 +276,8 @@ class CalibrateConfig:
     episodes are long, or the next higher that the data support."""
     success_label: str = "success"
     """Sub-folder of the data with the successes."""
-    average_translations: bool = False
-    """Near the threshold, let the score be the mean over the image and its copies moved by a pixel
-    to the left and right. This leaves fewer errors there; FP32 scores two more images."""
     int8: Int8 = "auto"
     """Add an INT8 network, as in finetune."""
-    max_flips: Annotated[float, Ge(0), Lt(1)] = 0.005
-    """Maximum fraction of decisions by INT8 that differ from FP32's."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.data.dataset import Frames, load_frames, split_frames
 from vinoreward_training.data.dataset_files import Indices, rendered, say_parts
-from vinoreward_training.encoder.int8 import encoder_int8
+from vinoreward_training.quantize.int8 import encoder_int8
 from vinoreward_training.runs.next_command import bundle_name, resume_command, to_train
 from vinoreward_training.runs.run_folder import RunFolder
 from vinoreward_training.runs.settings import Settings

@@ -116,7 +116,7 @@ def keep_better(
     if old.spec.decision is not None and old.spec.decision.translation_band:
         print(
             "note: near its threshold the old bundle scored translation averages, "
-            "and this one does not; vinoreward calibrate --average-translations restores them"
+            "and this one does not"
         )
     print(f"next: {after_mending(saved, config)}")
     return 0
