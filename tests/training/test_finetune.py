@@ -7,7 +7,6 @@ import math
 import re
 import shlex
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,25 +96,14 @@ def fit_of(
     return ClassifierFit(network(), data, *parts, config, folder, camera_failures=camera_failures)
 
 
-def stop_after(steps: int) -> Callable[[int, object], None]:
-    """Press Ctrl-C after some steps."""
-
-    def on_step(step: int, _: object) -> None:
-        if step == steps:
-            signal.raise_signal(signal.SIGINT)
-
-    return on_step
-
-
 def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
     whole = fit_of(tmp_path / "whole")
-    whole.run()
+    whole.run("whole")
     stopped = fit_of(tmp_path / "stopped")
-    with pytest.raises(KeyboardInterrupt):
-        stopped.run(stop_after(3))
+    stopped.run("stopped", until=3)
     again = fit_of(tmp_path / "stopped", resume=True)
     assert again.step == 3
-    again.run()
+    again.run("again")
     assert len(whole.history) == 2
     assert [record["val_loss"] for record in again.history] == pytest.approx(
         [record["val_loss"] for record in whole.history], rel=1e-3
@@ -451,9 +439,9 @@ def test_a_checkpoint_or_record_of_something_else_is_an_error(tmp_path: Path) ->
     (tmp_path / CHECKPOINT).write_bytes(b"not a checkpoint")
     with pytest.raises(ModelCorruptError, match=r"checkpoint\.pt cannot be read"):
         fit_of(tmp_path, resume=True)
-    for state in ({"dataset": "other"}, {"dataset": "0" * 64}):  # of another split
-        torch.save(state, tmp_path / CHECKPOINT)
-        with pytest.raises(DatasetError, match="--out"):
+    for about in ({"dataset": "other"}, {"dataset": "0" * 64}):  # of another split
+        torch.save({"about": about}, tmp_path / CHECKPOINT)
+        with pytest.raises(ConfigError, match="--out"):
             fit_of(tmp_path, resume=True)
     path = tmp_path / "w.safetensors"
     for text in ("[", "{}", '{"sample": "AAAA", "datasets": [], "limit": 1, "split": "x"}'):

@@ -206,7 +206,7 @@ def test_only_the_last_layer_is_trained_with_freeze(tmp_path: Path) -> None:
     net = WithPreprocess(build_for(config, 32, 40), *normalization(config.network))
     train, validation, _ = split_by_episode(data)
     module = ChannelsLast(net, frozen=True)
-    ClassifierFit(module, data, train, validation, config, tmp_path).run()
+    ClassifierFit(module, data, train, validation, config, tmp_path).run("freeze")
     found = net.net.state_dict()
     changed = {name for name in before if not torch.equal(found[name], before[name])}
     assert changed == {"classifier.3.weight", "classifier.3.bias"}  # no statistics either

@@ -29,8 +29,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data=write_capture(folder / "capture", 600),
         out=folder / "run",
         latent=6,
-        steps=30,
-        batch_size=16,
+        steps=15,
         int8="on",
     )
     assert train_vae.run(config) == 0
@@ -45,9 +44,8 @@ def test_the_command_leaves_a_bundle_that_says_what_it_can(trained: Path) -> Non
     assert bundle.spec.encoding is not None and bundle.spec.encoding.std is not None
     card = (bundle.path / "README.md").read_text()
     assert "mean error, mm" in card and "object" in card
-    for name in ("reconstructions", "traversals", "losses"):
-        assert (bundle.path / "images" / f"{name}.png").is_file()
-        assert f"{name}.png" in card
+    assert (bundle.path / "images" / "reconstructions.png").is_file()
+    assert "reconstructions.png" in card
     assert "data:image/png" in (trained / "run" / "report.html").read_text()
 
 
@@ -85,7 +83,7 @@ def test_the_command_that_ctrl_c_prints_goes_on_alone_and_a_card_without_places_
         return step(self)
 
     monkeypatch.setattr(VaeFit, "_step", stopped)
-    words = ["--latent", "4", "--steps", "3", "--batch-size", "8"]
+    words = ["--latent", "4", "--steps", "3"]
     data = write_folder(tmp_path / "any")
     assert main(["train-vae", "--data", str(data), "--out", str(out), *words]) == 130
     (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
@@ -118,13 +116,9 @@ def test_int8_is_gated_and_added_again(trained: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"env": "CartPole-v1"}, "data"),
-        ({"data": None}, "data"),
         ({"steps": 0}, "steps"),
-        ({"rare": 0.5}, "rare"),
         ({"latent": 0}, "latent"),
         ({"image_size": (16, 64)}, "image_size"),
-        ({"places": 1.0}, "places"),
     ],
 )
 def test_options_that_cannot_work_are_refused(

@@ -141,7 +141,7 @@ def _choose_network(
     fresh = config.network == FinetuneConfig.network and config.weights is None
     if not fresh or config.pretrained or first.trial >= first.steps:
         return config, first
-    first.show(config.network, first.trial)
+    first.run(config.network, first.trial)
     if first.saved >= NOT_LEARNT:
         return config, first
     print(
@@ -151,7 +151,7 @@ def _choose_network(
     )
     finer = replace(config, network=FINE, epochs=SLOWER * config.epochs)
     second = _fit(finer, dataset, parts, made(folder / FINE))
-    second.show(FINE, second.trial)
+    second.run(FINE, second.trial)
     other, best = (config, first) if first.saved > second.saved else (finer, second)
     if not best.at_chance:
         print(f"{other.network} goes on for {other.epochs} epochs: it saves {best.saved:.0%}.")
@@ -172,7 +172,7 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
         unseen = "taken for granted: the weights were published for other images"
     prepare_torch(config.seed)
     config, fit = _choose_network(config, dataset, parts, folder)
-    fit.show("finetune")
+    fit.run("finetune")
     if fit.at_chance:
         print(
             f"stopped: {config.network} has learnt nothing in {len(fit.history)} epochs. On "

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -152,6 +152,7 @@ class ClassifierFit(Fit):
             ),
             train,
             folder,
+            about={"dataset": dataset.sha256, "split": SPLIT},
             steps=every * config.epochs,
             every=every,
             batch_size=batch_size,
@@ -163,21 +164,6 @@ class ClassifierFit(Fit):
         self._dead = math.ceil(camera_failures * self._batch_size)
         self._some = validation[:: max(1, len(validation) // CORRUPTED_FRAMES)]
         self._corrupted_images = self.corrupt(self._some, 1.0, 0, 0)
-
-    def _about(self) -> dict[str, Any]:
-        return {"dataset": self._data.sha256, "split": SPLIT}
-
-    def _check(self, about: Mapping[str, Any], path: Path) -> None:
-        if about.get("dataset") != self._data.sha256:
-            raise DatasetError(
-                f"{path} was written for another dataset than {self._data.folder}. Expected "
-                "the same images when resuming; train in a new folder with --out."
-            )
-        if about.get("split") != SPLIT:
-            raise DatasetError(
-                f"{path} has trained on frames that are held out now. Expected a checkpoint of the "
-                "same split; train in a new folder with --out."
-            )
 
     @property
     def trial(self) -> int:

@@ -125,7 +125,7 @@ def refit(
             corrupted=training.CORRUPTED if corruptions else 0.0,
             shares=shares_of(kinds, share),
         )
-        fit.show("mend" if source is None else f"mend, part {part + 1} of {count}")
+        fit.run("mend" if source is None else f"mend, part {part + 1} of {count}")
         history, epochs = history + fit.history, epochs + passes
         named = replace(images, sha256=both.sha256)
         record = training.record_of(named, chosen, started=True, before=record)
