@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from vinoreward_training.classifier.evaluation import (
     pr_curve,
     rates,
     roc_curve,
-    still_falling,
 )
 from vinoreward_training.classifier.networks import normalization
 from vinoreward_training.classifier.ood import OodFit, fit_ood
@@ -39,6 +38,7 @@ from vinoreward_training.tasks.recorded import recorded_task
 
 GOLDEN_FRAMES = 8
 SHOWN_MISTAKES = 12
+BLUE, RED = "#0068b5", "#c8102e"
 TRAINING_FRAMES = 400
 """About as many training frames show whether the network has learnt them."""
 
@@ -95,7 +95,6 @@ def make_bundle(
         parts[1:],
         config.target_fpr,
         seed=config.seed,
-        falling=still_falling([record["val_loss"] for record in history], config.epochs),
         trained=train[:: max(1, len(train) // TRAINING_FRAMES)],
         network=config.network,
         recall=recall,
@@ -134,7 +133,6 @@ def make_bundle(
         "exported network's largest difference from torch": f"{difference:.2g} in logits",
     }
     drawn = draw(folder / "images", dataset, test, result)
-    drawn.append(_draw_history(folder / "images" / "history.png", history))
     publish(
         folder,
         "Success classifier",
@@ -259,56 +257,27 @@ def draw(folder: Path, dataset: Dataset, test: Indices, result: Evaluation) -> l
 
 def draw_curves(
     folder: Path, log_odds: Floats, labels: Labels, threshold: float, frames: str
-) -> Iterator[Path]:
-    """Write ``roc.png`` and ``pr.png``, with the threshold (in log-odds) marked on both.
+) -> list[Path]:
+    """Write ``curves.png``, with the threshold (in log-odds) marked; return its path in a list.
 
     ``frames`` says of what, for the title.
     """
     point = rates(log_odds >= threshold, labels)
-    average = average_precision(log_odds, labels)
-    roc, pr = roc_curve(log_odds, labels), pr_curve(log_odds, labels)
-    title = f"ROC, {frames} (x is logarithmic beyond 1 %)"
-    names, at = ("false-positive rate", "recall"), (point.false_positive_rate, point.recall)
-    yield _draw_curve(folder / "roc.png", roc, at, names, title)
-    title = f"precision and recall, average precision {average:.4f}"
-    names, at = ("recall", "precision"), (point.recall, point.precision)
-    yield _draw_curve(folder / "pr.png", pr, at, names, title)
-
-
-def _draw_curve(
-    path: Path,
-    curve: tuple[Floats, Floats],
-    threshold: tuple[float, float],
-    names: tuple[str, str],
-    title: str,
-) -> Path:
-    figure = new_figure()
-    axes = figure.add_subplot()
-    axes.plot(*curve, color="#0068b5")
-    axes.plot(*threshold, "o", color="#c8102e", label="the threshold")
-    axes.set(xlabel=names[0], ylabel=names[1], ylim=(0, 1.02), xlim=(0, 1.02), title=title)
-    if path.stem == "roc":
-        axes.set_xscale("symlog", linthresh=0.01)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower center")
-    return save_figure(figure, path)
-
-
-def _draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
-    """Write an image of loss and average precision by epoch."""
-    figure = new_figure(8.0, 3.4)
+    figure = new_figure(10.0, 4.0)
     left, right = figure.subplots(1, 2)
-    epochs = [record["epoch"] for record in history]
-    left.plot(epochs, [record["val_loss"] for record in history], "o-", color="#0068b5")
-    left.set(xlabel="epoch", ylabel="validation cross-entropy, calibrated")
-    left.set_ylim(0, 1.1 * max(1e-9, *(record["val_loss"] for record in history)))
-    right.plot(epochs, [record["val_ap"] for record in history], "o-", color="#0068b5")
-    right.set(xlabel="epoch", ylabel="validation average precision")
+    left.plot(*roc_curve(log_odds, labels), color=BLUE)
+    left.plot(point.false_positive_rate, point.recall, "o", color=RED, label="the threshold")
+    left.set(title=f"ROC, {frames}", xlabel="false-positive rate", ylabel="recall")
+    left.set_xscale("symlog", linthresh=0.01)  # logarithmic beyond 1 %
+    average = average_precision(log_odds, labels)
+    right.plot(*pr_curve(log_odds, labels), color=BLUE)
+    right.plot(point.recall, point.precision, "o", color=RED, label="the threshold")
+    right.set(title=f"average precision {average:.4f}", xlabel="recall", ylabel="precision")
     for axes in (left, right):
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.ticklabel_format(useOffset=False)
+        axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
         axes.grid(alpha=0.3)
-    return save_figure(figure, path)
+        axes.legend(loc="lower center")
+    return [save_figure(figure, folder / "curves.png")]
 
 
 def _draw_mistakes(path: Path, dataset: Dataset, test: Indices, result: Evaluation) -> Path:
@@ -332,6 +301,6 @@ def _draw_mistakes(path: Path, dataset: Dataset, test: Indices, result: Evaluati
         axes.set_title(
             f"P {probabilities[index]:.3f}, truth {truth}\n{dataset.categories[frame]}{where}",
             fontsize=8,
-            color="#c8102e" if wrong else "#333333",
+            color=RED if wrong else "#333333",
         )
     return save_figure(figure, path)

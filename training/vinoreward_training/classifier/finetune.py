@@ -76,7 +76,7 @@ def _load(config: FinetuneConfig) -> Dataset:
         crop=config.image_crop,
         success_label=config.success_label,
         choose_size=True,
-        skip_broken=config.skip_broken,
+        skip_broken=True,
     )
     if (config.data / METADATA).is_file():
         for sentence in find_label_leakage(read_metadata(config.data), config.success_label):

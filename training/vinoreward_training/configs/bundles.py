@@ -152,8 +152,6 @@ class FinetuneConfig:
     image_size: tuple[int, int] | None = None
     """Resize images to HEIGHT WIDTH; default: the size of a capture's images, of others the most
     common one, made smaller until the longer side has 160 pixels."""
-    skip_broken: bool = False
-    """Leave out images that cannot be read, instead of listing them and stopping."""
     success_label: str = "success"
     """Sub-folder with the successes."""
     int8: Int8 = "auto"
