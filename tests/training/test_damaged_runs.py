@@ -22,17 +22,10 @@ from vinoreward_training.policy.train import SETTINGS as TRAIN
 from vinoreward_training.policy.train import train
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 
-BOMB = "env_kwargs:\n  a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
-    f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)
-)
-
 
 @pytest.mark.parametrize(
     "text",
     [
-        BOMB,
-        "env_kwargs: &a [*a]\n",
-        "# " + "x" * 70_000 + "\n",
         "env_kwargs: {a: " + "[" * 3000 + "]" * 3000 + "}\n",
         "env_kwargs: {a: !!set {b}}\n",
         "env_kwargs: {a: 2026-11-22}\n",

@@ -9,7 +9,6 @@ import json
 import re
 import shlex
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ import gymnasium as gym
 import pytest
 from image_folders import write_folder
 from many_runs import toy_task
-from PIL import Image
 from tiny_network import rewrite
-from toy_environments import save_toy_bundle, save_toy_encoder
+from toy_environments import save_toy_bundle
 
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import ImageMismatchError
@@ -31,7 +29,6 @@ from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfi
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.policy.train import SETTINGS
 from vinoreward_training.runs.next_command import (
-    IMAGES,
     after_bundle,
     after_capture,
     after_import,
@@ -235,25 +232,6 @@ def test_a_bundle_leads_to_the_first_command_that_its_data_suffice_for(
     assert ("--success-label good" in line) == (name != "train")
 
 
-@pytest.mark.parametrize(("kind", "said"), [("classifier", "Prediction("), ("encoder", "[[")])
-def test_photographs_lead_to_a_program_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str,
-    said: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    save = save_toy_bundle if kind == "classifier" else save_toy_encoder
-    bundle = save(tmp_path / "bundle")
-    image = bundle.spec.image
-    Path(IMAGES).mkdir(parents=True)
-    for name in ("a.png", "b.jpg"):
-        Image.new("RGB", (image.width, image.height)).save(Path(IMAGES, name))
-    about, *program = to_train(bundle.path, bundle.spec).splitlines()
-    assert "vinoreward " not in about and 4 <= len(program) <= 6
-    exec(textwrap.dedent("\n".join(program)), {})
-    printed = [line for line in capsys.readouterr().out.splitlines() if IMAGES in line]
-    assert [said in line for line in printed] == [True, True]
-
-
 def test_what_a_stranger_recorded_is_quoted_and_cannot_move_the_cursor() -> None:
     about = {"env": "a\x1b[2J", "truth": "x" * 999, "image_source": [3], "env_kwargs": {"a": "\n"}}
     assert recorded_task({**about, "seed": 1}) == {}
@@ -383,9 +361,6 @@ def test_what_a_run_does_not_tell_is_not_made_up(runs: Path) -> None:
     assert "--data data/its-training " in line and "stands for" in note
     installed = after_labelling({"--run": policy, "--bundle": "panda-hover-classifier"}, 0)
     assert "--bundle panda-hover-classifier" in installed and "runs/panda-hover-mended" in installed
-    # An imported bundle has no weights that mend could train.
-    (Path(BUNDLE) / "model.safetensors").unlink()
-    assert to_mend(policy, 10).startswith("vinoreward finetune --data data/its-training")
     for text in ("bundle: [3]", "bundle: {", "of: another version"):
         (policy / "config.yaml").write_text(text)
         assert after_labelling({"--run": policy}, 0) == (
@@ -413,7 +388,7 @@ def test_a_weak_classifier_leads_to_more_images(tmp_path: Path) -> None:
     ("count", "level", "said"),
     [
         (560, "usable", "vinoreward audit "),
-        (120, "usable", "in Python, for each image "),
+        (120, "usable", "in Python, vinoreward.Classifier("),
         (900, "weak", "add images to {data}, about 1800 in all, "),
     ],
 )

@@ -46,7 +46,7 @@ from vinoreward_training.data.tables import write_table
 from vinoreward_training.runs.bundles import card_of
 from vinoreward_training.runs.next_command import bundle_name, command, to_train, unique_path
 from vinoreward_training.runs.report import Row, write_report
-from vinoreward_training.runs.run_folder import made
+from vinoreward_training.runs.run_folder import ensure_dir
 
 UNSAFE = 3
 """Exit status where a failure is rewarded."""
@@ -238,7 +238,7 @@ def run(config: AuditConfig) -> int:
         names = ("pairs", "success_label", "backend", "precision", "seed")
         shared = {name: getattr(config, name) for name in names}
         report = audit(bundle, config.data, AuditOptions(played, progress=True, **shared))
-    made(out)
+    ensure_dir(out)
     write_report(out / "report.html", f"Audit of {report.bundle}", sections_of(report, config, out))
     write_findings(out / FINDINGS, report.false_positives.images)
     write_json(out / "audit.json", report.as_dict())

@@ -35,7 +35,7 @@ from vinoreward_training.runs.next_command import (
     resume_command,
     to_more_images,
 )
-from vinoreward_training.runs.run_folder import RunFolder, made
+from vinoreward_training.runs.run_folder import RunFolder, ensure_dir
 from vinoreward_training.runs.settings import Settings
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _choose_network(
         "cells are 4 pixels wide and not 16, is tried for as many."
     )
     finer = replace(config, network=FINE, epochs=SLOWER * config.epochs)
-    second = _fit(finer, dataset, parts, made(folder / FINE))
+    second = _fit(finer, dataset, parts, ensure_dir(folder / FINE))
     second.run(FINE, second.trial)
     other, best = (config, first) if first.saved > second.saved else (finer, second)
     if not best.at_chance:

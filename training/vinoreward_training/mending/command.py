@@ -38,7 +38,7 @@ from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_a
 from vinoreward_training.mending.refit import WEIGHTS, Recipe, refit
 from vinoreward_training.runs.bundles import of_cut_images
 from vinoreward_training.runs.next_command import after_mending, resume_mend
-from vinoreward_training.runs.run_folder import RunFolder, made
+from vinoreward_training.runs.run_folder import RunFolder, ensure_dir
 
 REFUSED = 3
 """Exit status where the old bundle is kept."""
@@ -75,7 +75,7 @@ def run(config: MendConfig, recipe: Recipe | None = None) -> int:
         source = open_source(config, old, closing)
         line = resume_mend(config)
         with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
-            work = made(folder / CANDIDATE)
+            work = ensure_dir(folder / CANDIDATE)
             new = refit(config, old, dataset, labelled, work, source, recipe)
             closing.close()  # the audits have environments of their own
             return keep_better(config, old, new, dataset, labelled, folder)

@@ -26,7 +26,7 @@ from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.mending.examples import PARTS, Examples, ExampleSource
 from vinoreward_training.mending.labelled import Labelled, extended, subset
 from vinoreward_training.runs.bundles import of_cut_images
-from vinoreward_training.runs.run_folder import made
+from vinoreward_training.runs.run_folder import ensure_dir
 
 if TYPE_CHECKING:
     from torch import nn
@@ -107,7 +107,7 @@ def refit(
         replayed = np.sort(random.permutation(train)[: recipe.replay // count])
         place, images, kinds, checked = folder, both, [replayed, new], some
         if source is not None:
-            place = made(folder / f"part{part + 1}")
+            place = ensure_dir(folder / f"part{part + 1}")
             examples = source.draw(partial(log_odds_of, module), place, part)
             images, (replayed, ours, checked, drawn) = with_examples(
                 both, (replayed, new, some), examples

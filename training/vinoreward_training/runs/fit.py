@@ -21,7 +21,7 @@ from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
 from vinoreward.files import save_state
 from vinoreward.processes import interrupt_between
 from vinoreward_actors.actor_learner.learners.networks import has_bf16
-from vinoreward_training.runs.machine import free_cores, freed_memory_kept
+from vinoreward_training.runs.machine import freed_memory_kept, threads
 from vinoreward_training.runs.run_folder import read_tensors
 
 CHECKPOINT = "checkpoint.pt"
@@ -38,7 +38,7 @@ Images = npt.NDArray[np.uint8]
 
 def prepare_torch(seed: int) -> None:
     """Set torch's threads and seed; call it before a network is built."""
-    torch.set_num_threads(free_cores())
+    torch.set_num_threads(threads())
     torch.manual_seed(seed)
 
 

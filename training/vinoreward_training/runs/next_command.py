@@ -29,9 +29,6 @@ from vinoreward_training.tasks.trust import names_function, trust_args
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
 
-IMAGES = "data/new"
-"""Stands for a folder of images to score."""
-
 
 def command(*words: object) -> str:
     """Return a command line."""
@@ -116,10 +113,11 @@ def after_bundle(
 def to_more_images(data: Path, frames: int) -> str:
     """Return the command that adds images to a capture; words where no capture made them."""
     known = recorded(data)
-    names: dict[str, Any] = {name: known.get(name) for name in ("env", "truth", "policy")}
+    names = {name: known.get(name) for name in ("env", "truth", "policy")}
     played = "per_episode" in known and not (known.get("from_video") or known.get("from_lerobot"))
     if played and all(value is None or short_text(value) for value in names.values()):
-        return resume_capture(CaptureConfig(out=data, **names), "--frames", str(frames))
+        config: Any = CaptureConfig(out=data, **names)  # type: ignore[arg-type]
+        return resume_capture(config, "--frames", str(frames))
     return f"add images to {data}, about {frames} in all, and finetune into another folder"
 
 
@@ -215,13 +213,8 @@ def _to_mend(bundle: str, labels: Path) -> str:
     folders = [*(one for one in earlier if one.is_dir() and one != labels), labels]
     stem = Path(bundle).parent.name if Path(bundle).name == "bundle" else Path(bundle).name
     stem = re.sub(r"-(classifier|mended(-\d+)?)$", "", stem)
-    line = command(
-        *words, "--labels", *folders, "--out", unique_path(Path("runs") / f"{stem}-mended")
-    )
-    if Path(bundle).is_dir() and not (Path(bundle) / "model.safetensors").is_file():
-        # Somebody else's network, which mend cannot train; another can be.
-        out = unique_path(Path("runs") / f"{stem}-classifier")
-        line = command("finetune", *words[3:], "--out", out)
+    out = unique_path(Path("runs") / f"{stem}-mended")
+    line = command(*words, "--labels", *folders, "--out", out)
     return line if known else f"{line}\n({ITS_DATA} stands for the images it was trained on)"
 
 
@@ -272,18 +265,9 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
 
 
 def _program(bundle: Path, kind: str) -> str:
-    """Return a program that runs a bundle on images, and what stands for theirs."""
+    """Return the line of Python that runs a bundle on images."""
     runner, method = ("Encoder", "encode") if kind == "encoder" else ("Classifier", "predict")
-    lines = (
-        f"in Python, for each image of a folder ({IMAGES} stands for yours):",
-        "from pathlib import Path",
-        f"from vinoreward import {runner}",
-        "from vinoreward.images import read_image",
-        f"model = {runner}({str(bundle)!r})",
-        f"for path in sorted(Path({IMAGES!r}).iterdir()):",
-        f"    print(path, model.{method}(read_image(path)[None]))",
-    )
-    return "\n    ".join(lines)
+    return f"in Python, vinoreward.{runner}({str(bundle)!r}).{method}(images)"
 
 
 def _has_own_reward(env_id: str) -> bool:

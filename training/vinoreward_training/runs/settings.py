@@ -10,7 +10,6 @@ import argparse
 import ast
 import contextlib
 import dataclasses
-import difflib
 import functools
 import inspect
 import json
@@ -24,14 +23,12 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 import yaml
 
 from vinoreward.errors import ConfigError, ModelNotFoundError
-from vinoreward.files import read_plain, shown
+from vinoreward.files import shown
 from vinoreward_training.configs.task import RUNS_CODE
 from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE, plain
 from vinoreward_training.tasks.trust import agree_to_run
 
 PRESETS = Path(str(files("vinoreward_training") / "presets"))
-MAX_YAML = 64 << 10
-"""Bytes of a file of settings; the largest preset has three thousand."""
 _Config = TypeVar("_Config")
 _Any = TypeVar("_Any")
 
@@ -336,19 +333,10 @@ def _adapter(hint: Any) -> Any:
     return TypeAdapter(hint)
 
 
-class _NoAliases(yaml.SafeLoader):
-    """Reads YAML without aliases, which could expand a few lines to gigabytes."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise ValueError("it has an alias, which stands for another part (such as *name)")
-        return super().compose_node(parent, index)
-
-
 def parse_yaml(text: str) -> Any:
     """Return the value that YAML text is; ValueError with the reason."""
     try:
-        return yaml.load(text, _NoAliases)
+        return yaml.safe_load(text)
     except (yaml.YAMLError, LookupError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
@@ -359,7 +347,7 @@ def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
     """Read a YAML file of settings, which may have the ``known`` keys."""
     example = "`timesteps: 8000`" if "timesteps" in known else "`steps: 8000`"
     try:
-        settings = parse_yaml(read_plain(path, MAX_YAML).decode("utf-8")) or {}
+        settings = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"no configuration file {path}. Expected a YAML file; check the path."
@@ -376,14 +364,9 @@ def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
         )
     unknown = sorted(set(map(str, settings)) - set(known))
     if unknown:
-        meant = [difflib.get_close_matches(each.replace("-", "_"), known, 1) for each in unknown]
-        pairs = zip(meant, unknown, strict=True)
-        instead = [f"{nearest[0]} in place of {each}" for nearest, each in pairs if nearest]
-        if len(instead) < len(unknown):
-            instead.append(f"some of {', '.join(known)}")
         raise ConfigError(
             f"{path} has the unknown key{'s' * (len(unknown) > 1)} {', '.join(unknown)}. Expected "
-            f"{'; '.join(instead)}; correct or remove what is unknown."
+            f"some of {', '.join(known)}; correct or remove what is unknown."
         )
     return settings
 
