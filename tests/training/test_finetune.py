@@ -466,7 +466,7 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right_after_ctrl_c(
     assert {"curves.png", "mistakes.png"} <= names
     card, verdict = (bundle.path / "README.md").read_text(), bundle.spec.metrics["verdict"]
     low, high = bundle.spec.decision.chosen_for["recall_interval"]
-    assert f"- recall_interval: {low:.4f} to {high:.4f}" in card and "- notes:" not in card
+    assert f"- recall_interval: {low:.4g}, {high:.4g}" in card and "- notes:" not in card
     assert f"## Verdict: {verdict['level']}" in card
     assert "| dead_camera: black | 40 | 0 |" in card
     assert (out / "report.html").is_file()

@@ -33,7 +33,7 @@ from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.data.provenance import SPLIT
 from vinoreward_training.runs.fit import export_checked, predict, subsample, weights_of
-from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
+from vinoreward_training.runs.report import Section, new_figure, publish, save_figure, shown
 from vinoreward_training.tasks.recorded import recorded_task
 
 GOLDEN_FRAMES = 8
@@ -186,15 +186,6 @@ def print_result(result: Evaluation, ood: OodFit) -> None:
     print(f"verdict: {result.verdict}")
 
 
-def _shown(value: object) -> object:
-    """Return an interval, or several numbers by name, in words, and all else as it is."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {number:.4g}" for name, number in value.items())
-    if isinstance(value, (list, tuple)) and all(isinstance(one, float) for one in value):
-        return " to ".join(f"{one:.4f}" for one in value)
-    return value
-
-
 def sections_of(
     result: Evaluation, facts: Mapping[str, object], images: Sequence[Path]
 ) -> list[Section]:
@@ -203,21 +194,10 @@ def sections_of(
     chosen: dict[str, object] = {
         "threshold": f"{decision.threshold:.6f} (calibrated probability)",
         "temperature": f"{decision.temperature:.3f}",
-        **{
-            str(key): _shown(value)
-            for key, value in decision.chosen_for.items()
-            if key != "value" and value not in ([], ())
-        },
+        **{name: shown(value) for name, value in decision.chosen_for.items() if value != ()},
     }
     if (by_episode := result.metrics["failing_episodes"]) is not None:
         chosen["by episode"] = by_episode["summary"]
-    confusion: list[dict[str, object]] = [
-        {"truth": truth, "claimed success": claims, "claimed failure": denials}
-        for truth, claims, denials in (
-            ("success", test.true_positives, test.false_negatives),
-            ("failure", test.false_positives, test.true_negatives),
-        )
-    ]
     return [
         Section(f"Verdict: {result.verdict.level}", result.verdict.bullets()),
         Section("What it is", facts=facts),
@@ -231,7 +211,6 @@ def sections_of(
             f"dead_camera) it claims {dead_camera['claimed']} (95 % upper bound "
             f"{dead_camera['claimed_high']:.2%}). They are easy and not counted in the rates "
             "above.",
-            confusion,
         ),
         Section("By category", rows=result.categories),
         Section("The threshold", facts=chosen),

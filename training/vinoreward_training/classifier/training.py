@@ -219,7 +219,6 @@ class ClassifierFit(Fit):
     def _evaluate(self, losses: list[Record]) -> tuple[Record, float]:
         logits = predict(self.module, self._data.images[self._validation]).astype(np.float64)
         labels = self._data.labels[self._validation]
-        heat = temperature(logits, labels)
         log_odds = logits[:, 1] - logits[:, 0]
         dead_logits = logits_by_family(
             partial(predict, self.module), self._data, self._validation, 1, self.config.seed
@@ -230,15 +229,9 @@ class ClassifierFit(Fit):
         record = {
             "epoch": float(self._epoch()),
             "train_loss": float(np.mean([parts["loss"] for parts in losses])),
-            "val_loss": log_loss(log_odds / heat, labels),
+            "val_loss": log_loss(log_odds / temperature(logits, labels), labels),
             "val_ap": average_precision(log_odds, labels),
-            "val_accuracy": float(np.mean((log_odds > 0) == (labels == 1))),
             "val_saved": saved_by(logits, labels),
-            "val_corrupted_loss": log_loss(corrupted / heat, some),
-            "val_corrupted_accuracy": float(np.mean((corrupted > 0) == (some == 1))),
-            "val_dead_loss": log_loss(dead / heat, none),
-            "val_dead_claimed": float(np.mean(dead > 0)),
-            "learning_rate": self._rate(self.step),
         }
         # Weighted as in a batch.
         share = self._corrupted
@@ -387,8 +380,8 @@ def record_of(
     limit = 2**64 - 1
     if before is not None:
         keys, limit = np.union1d(keys, before.sample), before.limit
-        datasets = [name for name in before.datasets if name != dataset.sha256] + datasets
-        captures = [name for name in before.captures if name != dataset.origin] + captures
+        datasets = [*(one for one in before.datasets if one != dataset.sha256), *datasets]
+        captures = [*(one for one in before.captures if one != dataset.origin), *captures]
     keys = keys[keys <= np.uint64(limit)]
     if len(keys) > SAMPLE:
         keys = keys[:SAMPLE]
@@ -458,14 +451,9 @@ def check_unseen(
     share = record.share_of(held_out[~np.isin(held_out, trained)])
     if share > TOLERATED:
         raise DatasetError(
-            f"{path} was trained on {share:.0%} of the images that {dataset.folder} holds out "
-            "for validation and test, so their rates would not be those of new images. Expected "
-            "weights that were not: give the capture that the weights were trained on "
-            f"(the split is the same however it grows), {remedy}."
+            f"{path} was trained on {share:.0%} of the images that {dataset.folder} holds out for "
+            "validation and test. Expected weights that were not, as their rates would be too "
+            f"good; give the capture that they were trained on, {remedy}."
         )
-    if not record.complete:
-        return (
-            f"of the trainings that {path.name} has a record of, none was on these images; it "
-            "began with weights that carry none"
-        )
-    return f"yes, {path.name} was trained on none of these images"
+    first = "" if record.complete else ", but began with weights of which nothing is known"
+    return f"yes, {path.name} was trained on none of these images{first}"

@@ -176,6 +176,8 @@ def shown(value: object) -> str:
         if not math.isfinite(value):
             return "-"
         return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(shown, value))
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {shown(one)}" for name, one in value.items()) or "-"
     return str(value)
