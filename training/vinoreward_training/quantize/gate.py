@@ -77,6 +77,16 @@ class GateResult:
     """Each backend's flips with second looks."""
 
     @property
+    def count(self) -> int:
+        """Flips with second looks."""
+        return self.flips.count
+
+    @property
+    def frames(self) -> int:
+        """Frames compared."""
+        return self.flips.frames
+
+    @property
     def detail(self) -> dict[str, Any]:
         """What a bundle records besides the flips."""
         return {
@@ -168,11 +178,9 @@ def gate(
     claims, frames = int(decided[tested].sum()), len(tested)
     if min(claims, frames - claims) <= MAX_FLIPS * frames:
         raise QuantizationRefusedError(
-            f"FP32 claims success on {claims} of the {frames} frames to compare, so an INT8 "
-            f"network that decides all images alike would flip at most {MAX_FLIPS:.2%} and pass. "
-            "Expected more frames of both decisions; the bundle is unchanged and stays FP32. "
-            "Calibrate on images like those the classifier was trained on, or train it again if "
-            "it claims nothing there."
+            f"FP32 claims success on {claims} of the {frames} frames to compare. Expected more "
+            "frames of both decisions, or an INT8 network that decides all images alike would "
+            "pass; the bundle stays FP32. Calibrate on images like those of the training."
         )
 
     def flips_of(decisions: Mapping[str, Bools]) -> tuple[dict[str, Flips], Flips]:
@@ -195,18 +203,16 @@ def gate(
     if flips.share > MAX_FLIPS:
         counts = ", ".join(f"{name} {each.count}" for name, each in by_backend.items())
         raise QuantizationRefusedError(
-            f"INT8 flips {flips} of the decisions although FP32 looks again within "
-            f"{band:.3g} log-odds of the threshold ({counts}; without a second look "
-            f"{alone}). Expected at most {MAX_FLIPS:.2%}; the bundle is unchanged and stays "
-            "FP32. Train longer or on more frames."
+            f"INT8 flips {flips} of the decisions although FP32 looks again within {band:.3g} "
+            f"log-odds of the threshold ({counts}; alone {alone}). Expected at most "
+            f"{MAX_FLIPS:.2%}; the bundle stays FP32. Train longer or on more frames."
         )
     if looks_all > max_second_looks:
         raise QuantizationRefusedError(
-            f"INT8 is unsure (within {band:.3g} log-odds of the threshold) about "
-            f"{looks_all:.1%} of the held-out frames, and FP32 would have to look at them again. "
-            f"Expected at most {max_second_looks:.1%}, above which INT8 gains little; the bundle "
-            "is unchanged and stays FP32. Train longer or on more frames, or add INT8 all the same "
-            "with `int8=on`.",
+            f"INT8 is unsure (within {band:.3g} log-odds of the threshold) about {looks_all:.1%} "
+            f"of the held-out frames. Expected at most {max_second_looks:.1%}, as FP32 has to look "
+            "at them again; the bundle stays FP32. Train longer or on more frames, or add INT8 all "
+            "the same with `int8=on`.",
             field="int8",
         )
     looks_boundary = max(float(mask[tested].mean()) for mask in looks.values())
@@ -226,6 +232,8 @@ class Moved:
     unit: str
     by_backend: dict[str, int]
     """Each backend's ``count``."""
+    band: None = None
+    """FP32 never looks again."""
 
     @property
     def detail(self) -> dict[str, Any]:

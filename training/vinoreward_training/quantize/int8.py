@@ -7,9 +7,9 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ from vinoreward_training.runs.bundles import add_int8
 
 if TYPE_CHECKING:
     from vinoreward.backends.network import NetworkSpec
+    from vinoreward.bundles.schema import Encoding
 
 BACKENDS = ("openvino", "onnxruntime")
 """All that may run the INT8 network; the gate takes the worst of them."""
@@ -51,8 +52,6 @@ MAX_LATENTS = 2000
 """Most held-out frames whose latents are compared."""
 
 Images = npt.NDArray[np.uint8]
-Comparison = Callable[["NetworkSpec", Images, Indices, float], "GateResult | Moved"]
-"""Compares an INT8 network with FP32 on images, of episodes, with a share of second looks."""
 
 
 def classifier_int8(bundle: Bundle, dataset: Dataset, mode: Int8) -> str:
@@ -62,13 +61,7 @@ def classifier_int8(bundle: Bundle, dataset: Dataset, mode: Int8) -> str:
         QuantizationRefusedError, DatasetError: the gate refuses it, or there are too few frames,
             and the mode is ``"on"``.
     """
-
-    def compared(
-        int8: NetworkSpec, images: Images, episodes: Indices, looks: float
-    ) -> GateResult | Moved:
-        return compare(bundle, int8, images, episodes, max_second_looks=looks)
-
-    return _added(bundle, dataset, split_by_episode(dataset), mode, compared)
+    return _unless_refused(bundle, dataset, split_by_episode(dataset), mode)
 
 
 def encoder_int8(bundle: Bundle, frames: Frames, parts: Sequence[Indices], mode: Int8) -> str:
@@ -76,44 +69,23 @@ def encoder_int8(bundle: Bundle, frames: Frames, parts: Sequence[Indices], mode:
 
     ``parts`` are the indices of (train, validation, test).
     """
-
-    def compared(
-        int8: NetworkSpec, images: Images, episodes: Indices, looks: float
-    ) -> GateResult | Moved:
-        some = images[:: max(1, -(-len(images) // MAX_LATENTS))]
-        before = outputs_of(bundle.network("fp32"), BACKENDS[0], some)
-        after = {name: outputs_of(int8, name, some) for name in BACKENDS}
-        assert bundle.spec.encoding is not None  # noqa: S101 - for the type checker
-        return gate_latents(before, after, bundle.spec.encoding)
-
-    return _added(bundle, frames, parts, mode, compared)
+    return _unless_refused(bundle, frames, parts, mode)
 
 
-def _added(
-    bundle: Bundle,
-    data: Dataset | Frames,
-    parts: Sequence[Indices],
-    mode: Int8,
-    compared: Comparison,
+def _unless_refused(
+    bundle: Bundle, data: Dataset | Frames, parts: Sequence[Indices], mode: Int8
 ) -> str:
-    """Return what :func:`_add` says, or why the gate refuses; with ``"on"`` a refusal is raised."""
     if mode == "off":
         return "not asked for"
     try:
-        return _add(bundle, data, parts, mode, compared)
+        return _add(bundle, data, parts, mode)
     except (QuantizationRefusedError, DatasetError, MissingExtraError) as error:
         if mode == "on":
             raise
         return f"none, FP32 works all the same. {error.as_options(('int8', 'beta'))}"
 
 
-def _add(
-    bundle: Bundle,
-    data: Dataset | Frames,
-    parts: Sequence[Indices],
-    mode: Int8,
-    compared: Comparison,
-) -> str:
+def _add(bundle: Bundle, data: Dataset | Frames, parts: Sequence[Indices], mode: Int8) -> str:
     classifier = bundle.spec.kind == "classifier"
     # A classifier's data are already as its network wants them.
     prepared = np.asarray if classifier else bundle.prepare
@@ -125,20 +97,23 @@ def _add(
             "FP32 on; add images, or go on in FP32."
         )
     with quantized(bundle, prepared(data.images[np.sort(calibration)]), mode) as (int8, looks):
-        shown = prepared(data.images[held_out])
-        found = compared(int8, shown, data.episodes[held_out], looks)
-        flips, band = (found.flips, found.band) if isinstance(found, GateResult) else (found, None)
+        shown, episodes = prepared(data.images[held_out]), data.episodes[held_out]
+        found: GateResult | Moved
+        if classifier:
+            found = compare(bundle, int8, shown, episodes, max_second_looks=looks)
+        else:
+            found = compare_latents(bundle, int8, shown)
         passed = Quantization(
             passed=True,
-            flips=flips.count,
-            frames=flips.frames,
+            flips=found.count,
+            frames=found.frames,
             method=METHOD,
             max_flip_rate=MAX_FLIPS if classifier else MAX_MOVED,
             detail=found.detail
             | {"calibration_frames": len(calibration), "dataset_sha256": data.sha256},
         )
         golden = outputs_of(int8, BACKENDS[0], bundle.golden.images)
-        add_int8(bundle, int8.path, passed, golden, band)
+        add_int8(bundle, int8.path, passed, golden, found.band)
     return str(found)
 
 
@@ -219,3 +194,11 @@ def compare(
         logit(bundle.spec.decision.threshold),
         max_second_looks=max_second_looks,
     )
+
+
+def compare_latents(bundle: Bundle, int8: NetworkSpec, images: Images) -> Moved:
+    """Compare an INT8 encoder on held-out frames (N, H, W, 3) with the bundle's FP32 one."""
+    some = images[:: max(1, -(-len(images) // MAX_LATENTS))]
+    before = outputs_of(bundle.network("fp32"), BACKENDS[0], some)
+    after = {name: outputs_of(int8, name, some) for name in BACKENDS}
+    return gate_latents(before, after, cast("Encoding", bundle.spec.encoding))

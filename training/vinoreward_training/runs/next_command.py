@@ -122,9 +122,9 @@ def to_more_images(data: Path, frames: int) -> str:
 
 
 def after_mending(bundle: Path, config: MendConfig) -> str:
-    """Return the training again whose claims were labelled, now with what was mended.
+    """Return the command that trains again, with the mended bundle, where claims were labelled.
 
-    Where no run's claims were labelled: the audit, with the usual seed, of what was mended.
+    Where no run's claims were labelled: the audit of the mended bundle.
     """
     for folder in reversed(config.labels):
         run = recorded(folder)
@@ -175,27 +175,19 @@ FEW = 10
 def after_labelling(options: Mapping[str, object], left: int, unlabelled: int = 0) -> str:
     """Return the command that continues labelling or, once it is done, uses the labels.
 
-    ``options`` are those given to this sitting, ``left`` the images that it still has,
-    ``unlabelled`` those of all sittings. If there is no classifier to mend, the command lets
-    somebody else label the same images. If the classifier's data are unknown, ``ITS_DATA`` stands
-    for them, and a further line says so.
+    ``options`` are those of this sitting, ``left`` the images that it still has, ``unlabelled``
+    those of all sittings. If there is no classifier to mend, somebody else may label them again.
     """
     folder = options.get("--run") or options.get("--data")
     bundle = options.get("--bundle")
     if bundle is None and "--run" in options:
-        bundle = _bundle_of(recorded(Path(str(folder))))
+        bundle = recorded(Path(str(folder))).get("bundle")
     # What is left of images that are all labelled are blind duplicates.
     done = not (left and unlabelled)
-    if done and bundle and folder and "--out" not in options:
+    if done and short_text(bundle) and folder and "--out" not in options:
         return _to_mend(str(bundle), Path(str(folder)))
     somebody = [] if unlabelled else ["--labeller", "SOMEBODY-ELSE"]
     return command("label", *option_words(options), *somebody)
-
-
-def _bundle_of(run: Mapping[str, Any]) -> str | None:
-    """Return the bundle that a run's settings name; None if there is none to be shown."""
-    bundle = run.get("bundle")
-    return bundle if short_text(bundle) else None
 
 
 def _to_mend(bundle: str, labels: Path) -> str:
@@ -220,8 +212,8 @@ def _to_mend(bundle: str, labels: Path) -> str:
 
 def to_mend(run: Path, truths: int) -> str:
     """Return what mends the classifier by a run's claims, so many of which carry the truth."""
-    bundle = _bundle_of(recorded(run))
-    if bundle is None or truths < FEW:
+    bundle = recorded(run).get("bundle")
+    if not short_text(bundle) or truths < FEW:
         return command("label", "--run", run, "--limit", LABELS)
     return _to_mend(bundle, run)
 
