@@ -169,7 +169,7 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
         unseen = training.check_unseen(before, config.weights, dataset, parts)
         print(f"held-out frames new to the weights: {unseen}")
     elif config.pretrained:
-        unseen = "taken for granted: the weights were published for other images"
+        unseen = "assumed: the weights were published for other images"
     prepare_torch(config.seed)
     config, fit = _choose_network(config, dataset, parts, folder)
     fit.run("finetune")

@@ -69,10 +69,10 @@ def build_for(
     if config.weights is not None or config.pretrained:
         source = config.weights or f"{config.network}, pretrained"
         if config.weights is None:
-            given = pretrained_weights(config.network)
+            weights = pretrained_weights(config.network)
         else:
-            given = read_weights(config.weights)
-        fresh = load_weights(config.network, net, given, source)
+            weights = read_weights(config.weights)
+        fresh = load_weights(config.network, net, weights, source)
         print(f"weights from {source}; left fresh: {', '.join(fresh) or 'none'}")
     if config.freeze:
         layers = tuple(f"{name}." for name in head_of(config.network, net))
@@ -201,22 +201,22 @@ def pretrained_weights(architecture: str) -> Weights:
 
 
 def load_weights(
-    architecture: str, net: nn.Module, given: Weights, source: Path | str
+    architecture: str, net: nn.Module, weights: Weights, source: Path | str
 ) -> list[str]:
     """Load weights into a network; return the names left untrained.
 
     The last layer keeps its fresh values where its shape differs (it was for other classes), and so
-    does what ``given`` does not name. ModelCorruptError if nothing fits, or another layer has
+    does what ``weights`` does not name. ModelCorruptError if nothing fits, or another layer has
     another shape.
     """
     own = net.state_dict()
     head = tuple(f"{name}." for name in head_of(architecture, net))
-    known = {_name_in(own, name, net, architecture): value for name, value in given.items()}
+    known = {_name_in(own, name, net, architecture): value for name, value in weights.items()}
     known = {name: value for name, value in known.items() if name in own}
     fits = {name: value for name, value in known.items() if own[name].shape == value.shape}
     wrong = [name for name in known if name not in fits and not name.startswith(head)]
     if wrong or not fits:
-        why = f"nothing in it fits ({len(given)} tensors, {len(own)} wanted)"
+        why = f"nothing in it fits ({len(weights)} tensors, {len(own)} wanted)"
         if wrong:
             why = f"{len(wrong)} layers have other shapes, {wrong[0]} among them"
         raise ModelCorruptError(

@@ -198,7 +198,7 @@ def make_bundle(
                 "and tested on frames of other episodes. Frames without the thing are left out."
                 if measured.errors
                 else "Where things are was not recorded with these images, so nothing is known "
-                "about how well this encoder serves control; only how well images are made from "
+                "about how well this encoder serves control; only how well images are decoded from "
                 "it.",
                 probed,
             ),

@@ -71,8 +71,8 @@ def encode(encoder: nn.Module, images: npt.NDArray[np.uint8]) -> tuple[Floats, F
 def decode(decoder: nn.Module, latents: Floats) -> npt.NDArray[np.uint8]:
     """Return images (N, H, W, 3) uint8 for latents (N, D)."""
     values = np.ascontiguousarray(latents, dtype=np.float32)
-    made = predict(decoder, values, batch_size=len(values))
-    images: npt.NDArray[np.uint8] = np.rint(made.clip(0, 1) * 255).astype(np.uint8)
+    decoded = predict(decoder, values, batch_size=len(values))
+    images: npt.NDArray[np.uint8] = np.rint(decoded.clip(0, 1) * 255).astype(np.uint8)
     return images.transpose(0, 2, 3, 1)
 
 
@@ -117,12 +117,12 @@ class PixelWeights:
         return weights * self.rarity[torch.from_numpy(_colours(images))][:, None]
 
 
-def reconstruction(made: Tensor, targets: Tensor, weights: Tensor | float) -> Tensor:
+def reconstruction(decoded: Tensor, targets: Tensor, weights: Tensor | float) -> Tensor:
     """Return the weighted sum of squares over 2 ``SIGMA`` squared, mean over the batch.
 
     Images are (N, 3, H, W) from 0 to 1, weights (N, 1, H, W) or one number.
     """
-    return (weights * (made - targets) ** 2).sum((1, 2, 3)).mean() / (2.0 * SIGMA**2)
+    return (weights * (decoded - targets) ** 2).sum((1, 2, 3)).mean() / (2.0 * SIGMA**2)
 
 
 def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
@@ -198,8 +198,8 @@ class VaeFit(Fit):
         targets = planes(images)
         latent_noise = torch.randn((len(images), self.vae.latent_size), generator=random)
         with self._half():
-            made, mean, log_variance = self.vae(normalised(targets), latent_noise)
-        image = reconstruction(made, targets, self._weights.of(images, targets))
+            decoded, mean, log_variance = self.vae(normalised(targets), latent_noise)
+        image = reconstruction(decoded, targets, self._weights.of(images, targets))
         divergences = divergence(mean, log_variance)
         loss = image + self._beta() * divergences.sum()
         parts = {"reconstruction": float(image.detach()), "kl": float(divergences.detach().sum())}
@@ -219,11 +219,11 @@ class VaeFit(Fit):
                 part = images[start : start + 256]
                 targets = planes(part)
                 noise = torch.zeros((len(part), self.vae.latent_size))
-                made, mean, log_variance = self.vae(normalised(targets), noise)
+                decoded, mean, log_variance = self.vae(normalised(targets), noise)
                 weights = self._weights.of(part, targets)
                 share = len(part) / len(images)
-                totals["reconstruction"] += share * float(reconstruction(made, targets, weights))
-                totals["squared_error"] += share * float(((made - targets) ** 2).mean())
+                totals["reconstruction"] += share * float(reconstruction(decoded, targets, weights))
+                totals["squared_error"] += share * float(((decoded - targets) ** 2).mean())
                 per_number += share * divergence(mean, log_variance)
         totals["kl"] = float(per_number.sum())
         totals["active"] = float((per_number > 0.05).sum())

@@ -111,7 +111,7 @@ def after_bundle(
 
 
 def to_more_images(data: Path, frames: int) -> str:
-    """Return the command that adds images to a capture; words where no capture made them."""
+    """Return the command that adds images to a capture; words where they are of no capture."""
     known = recorded(data)
     names = {name: known.get(name) for name in ("env", "truth", "policy")}
     played = "per_episode" in known and not (known.get("from_video") or known.get("from_lerobot"))

@@ -58,8 +58,8 @@ def ensure_dir(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(
-            f"{folder} cannot be made: {error.strerror or error}. Expected a writable folder, as "
-            "the run writes into it; remove what is in its place, or choose another with --out."
+            f"{folder} cannot be created: {error.strerror or error}. Expected a writable folder; "
+            "remove what is in its place, or choose another with --out."
         ) from error
     return folder
 
@@ -92,7 +92,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
 
 
 class RunFolder:
-    """Locks a folder for the length of a ``with`` block; makes it if it is missing.
+    """Locks a folder for the length of a ``with`` block; creates it if it is missing.
 
     Args:
         path: the folder.

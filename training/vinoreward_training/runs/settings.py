@@ -68,14 +68,16 @@ class Settings(Generic[_Config]):
     """The dataclass of the command's options."""
     fixed: tuple[str, ...] = ()
     """Options that a resumed run cannot change."""
-    task: Callable[[Mapping[str, Any]], tuple[Path, Mapping[str, Any]] | None] = lambda given: None
-    """Returns the file that records the task of what is given, and the settings that it holds."""
+    task: Callable[[Mapping[str, Any]], tuple[Path, Mapping[str, Any]] | None] = lambda settings: (
+        None
+    )
+    """Returns the file that records the task, and the settings that it holds."""
     preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
     """Returns the preset for all settings so far."""
     recorded: Callable[[dict[str, Any], Path], dict[str, Any]] = lambda settings, path: settings
     """Checks the settings of a run's file."""
     check: Callable[[_Config, _Config | None], _Config] = lambda config, before: config
-    """Checks and completes the settings, given those that a resumed run recorded."""
+    """Checks and completes the settings; the others are those that a resumed run recorded."""
 
     @property
     def names(self) -> list[str]:
@@ -89,7 +91,7 @@ class Settings(Generic[_Config]):
     def of(self, **named: Any) -> _Config:
         """Return the settings with those named here on top, as on the command line."""
         base, sources = self._base(named)
-        return self._settled(merged(base, named), named, base, sources)
+        return self._validated(merged(base, named), named, base, sources)
 
     def parse(self, arguments: Sequence[str], *, prog: str) -> _Config:
         """Return the settings of a command line; raises as :meth:`of` does."""
@@ -103,7 +105,7 @@ class Settings(Generic[_Config]):
             }
             default = checked(self.kind, {**base, **empty})
         config = command_line(self.kind, arguments, prog=prog, default=default)
-        return self._settled(merged(base, vars(config)), named, base, sources)
+        return self._validated(merged(base, vars(config)), named, base, sources)
 
     def _required(self) -> list[str]:
         return [
@@ -124,11 +126,11 @@ class Settings(Generic[_Config]):
                 parser.add_argument(*option, nargs="?", dest=name)
         if "resume" in hints:
             parser.add_argument("--resume", action="store_true")
-        given = vars(parser.parse_known_args(arguments)[0])
+        found = vars(parser.parse_known_args(arguments)[0])
         return {
             # As tyro reads it where None is allowed.
             name: None if value == "None" and NoneType in get_args(hints[name]) else value
-            for name, value in given.items()
+            for name, value in found.items()
             if value is not None  # tyro refuses an option without its value
         }
 
@@ -153,7 +155,7 @@ class Settings(Generic[_Config]):
         preset = self.preset({**defaults, **task, **settings, **named})
         return merged(defaults, preset, task, settings), sources
 
-    def _settled(
+    def _validated(
         self,
         values: Mapping[str, Any],
         named: Mapping[str, Any],
@@ -214,8 +216,8 @@ def command_line(
         shown_kind, default = _first_screen(kind, first, default)
         more = len(fields(kind)) - len(first)  # type: ignore[arg-type]
         description += f"\n\n{prog} --help-all shows {more} more options."
-    given: dict[str, Any] = {} if default is None else {"default": default}
-    config = tyro.cli(shown_kind, prog=prog, description=description, args=words, **given)
+    defaults: dict[str, Any] = {} if default is None else {"default": default}
+    config = tyro.cli(shown_kind, prog=prog, description=description, args=words, **defaults)
     # "--env-kwargs rescale false" gives the word otherwise, which counts as true.
     tables = {
         name: {key: _literal(item) for key, item in value.items()}
@@ -246,7 +248,7 @@ def _first_screen(kind: Any, first: Collection[str], default: Any) -> tuple[type
 def _literal(value: Any) -> Any:
     """Return a word of the command line as the flag, list or table that it is written as.
 
-    A list or a tuple becomes a list, as YAML has it; :func:`make_env` makes it a tuple again.
+    A list or a tuple becomes a list, as YAML has it; :func:`make_env` turns it into a tuple again.
     """
     if not isinstance(value, str):
         return value
@@ -382,7 +384,7 @@ def non_default_options(config: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def refuse_ignored(config: Any, names: Iterable[str], by: str) -> None:
-    """Raise ConfigError if one of these options was given; ``by`` says what would ignore it."""
+    """Raise ConfigError if one of these options is set; ``by`` says what would ignore it."""
     defaults = default_values(type(config))
     for name in names:
         if (value := getattr(config, name)) != defaults[name]:
