@@ -194,7 +194,7 @@ def sections_of(
     chosen: dict[str, object] = {
         "threshold": f"{decision.threshold:.6f} (calibrated probability)",
         "temperature": f"{decision.temperature:.3f}",
-        **{name: shown(value) for name, value in decision.chosen_for.items() if value != ()},
+        **{name: shown(value) for name, value in decision.chosen_for.items() if shown(value)},
     }
     if (by_episode := result.metrics["failing_episodes"]) is not None:
         chosen["by episode"] = by_episode["summary"]

@@ -20,6 +20,7 @@ from vinoreward.files import (
     open_plain,
     read_state,
     reason_of,
+    write_bytes,
     write_text,
 )
 
@@ -108,6 +109,7 @@ class RunFolder:
         self._config, self._resume, self._again = config, resume, again
         self._lock: IO[bytes] | None = None
         self._new = False
+        self._before: bytes | None = None
 
     def __enter__(self) -> Path:
         """Lock the folder and record the configuration; return the folder's path."""
@@ -124,6 +126,7 @@ class RunFolder:
         for name in NEVER_FROM_A_FILE:
             settings.pop(name, None)
         try:
+            self._before = recorded.read_bytes() if recorded.is_file() else None
             write_text(recorded, yaml.safe_dump(settings, sort_keys=False))
         except RunFolderError:
             self._unlock()
@@ -131,11 +134,16 @@ class RunFolder:
         return self.path
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Unlock the folder; a new run that failed before it wrote anything leaves nothing."""
+        """Unlock the folder; a run that failed leaves the configuration that was there.
+
+        A new one that failed before it wrote anything leaves nothing.
+        """
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             if self._again is not None:
                 print(f"\nContinue with: {self._again}")
-        elif kind is not None and not self._resume and self._empty():
+        elif kind is not None and self._before is not None:
+            write_bytes(self.path / CONFIG, self._before)
+        elif kind is not None and self._empty():
             (self.path / CONFIG).unlink(missing_ok=True)
             if self._new:
                 shutil.rmtree(self.path, ignore_errors=True)
