@@ -86,13 +86,11 @@ def network() -> ChannelsLast:
     return ChannelsLast(WithPreprocess(build("squeezenet1_1"), (0.5,) * 3, (0.25,) * 3))
 
 
-def fit_of(
-    folder: Path, *, resume: bool = False, epochs: int = 2, camera_failures: float = 0.125
-) -> ClassifierFit:
+def fit_of(folder: Path, *, resume: bool = False, epochs: int = 2) -> ClassifierFit:
     data = dataset_of(24)
     config = FinetuneConfig(epochs=epochs, resume=resume)
     parts = np.arange(16), np.arange(16, 24)
-    return ClassifierFit(network(), data, *parts, config, folder, camera_failures=camera_failures)
+    return ClassifierFit(network(), data, *parts, config, folder)
 
 
 def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
@@ -463,7 +461,7 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right_after_ctrl_c(
     assert bundle.spec.metrics["test"]["recall"] == 1.0
     assert bundle.spec.decision.chosen_for["target_fpr"] == 0.2
     names = {path.name for path in (bundle.path / "images").iterdir()}
-    assert {"curves.png", "mistakes.png"} <= names
+    assert {"roc.png", "mistakes.png"} <= names
     card, verdict = (bundle.path / "README.md").read_text(), bundle.spec.metrics["verdict"]
     low, high = bundle.spec.decision.chosen_for["recall_interval"]
     assert f"- recall_interval: {low:.4g}, {high:.4g}" in card and "- notes:" not in card

@@ -18,10 +18,8 @@ from vinoreward_training.classifier.evaluation import (
     Floats,
     Labels,
     Verdict,
-    average_precision,
     claimed,
     evaluate,
-    pr_curve,
     rates,
     roc_curve,
 )
@@ -237,26 +235,21 @@ def draw(folder: Path, dataset: Dataset, test: Indices, result: Evaluation) -> l
 def draw_curves(
     folder: Path, log_odds: Floats, labels: Labels, threshold: float, frames: str
 ) -> list[Path]:
-    """Write ``curves.png``, with the threshold (in log-odds) marked; return its path in a list.
+    """Write ``roc.png``, with the threshold (in log-odds) marked; return its path in a list.
 
     ``frames`` says of what, for the title.
     """
     point = rates(log_odds >= threshold, labels)
-    figure = new_figure(10.0, 4.0)
-    left, right = figure.subplots(1, 2)
-    left.plot(*roc_curve(log_odds, labels), color=BLUE)
-    left.plot(point.false_positive_rate, point.recall, "o", color=RED, label="the threshold")
-    left.set(title=f"ROC, {frames}", xlabel="false-positive rate", ylabel="recall")
-    left.set_xscale("symlog", linthresh=0.01)  # logarithmic beyond 1 %
-    average = average_precision(log_odds, labels)
-    right.plot(*pr_curve(log_odds, labels), color=BLUE)
-    right.plot(point.recall, point.precision, "o", color=RED, label="the threshold")
-    right.set(title=f"average precision {average:.4f}", xlabel="recall", ylabel="precision")
-    for axes in (left, right):
-        axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
-        axes.grid(alpha=0.3)
-        axes.legend(loc="lower center")
-    return [save_figure(figure, folder / "curves.png")]
+    figure = new_figure()
+    axes = figure.add_subplot()
+    axes.plot(*roc_curve(log_odds, labels), color=BLUE)
+    axes.plot(point.false_positive_rate, point.recall, "o", color=RED, label="the threshold")
+    axes.set(xlabel="false-positive rate", ylabel="recall", xlim=(0, 1.02), ylim=(0, 1.02))
+    axes.set_title(f"ROC, {frames} (x is logarithmic beyond 1 %)")
+    axes.set_xscale("symlog", linthresh=0.01)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower center")
+    return [save_figure(figure, folder / "roc.png")]
 
 
 def _draw_mistakes(path: Path, dataset: Dataset, test: Indices, result: Evaluation) -> Path:

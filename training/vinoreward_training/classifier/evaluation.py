@@ -116,12 +116,6 @@ def roc_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
     )
 
 
-def pr_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
-    """Return (recalls, precisions) by falling threshold."""
-    true, false = _cumulative(scores, labels)
-    return true / max(1.0, true[-1]), true / (true + false)
-
-
 def roc_area(scores: Floats, labels: Labels) -> float:
     """Return the chance that a success scores higher than a failure; ties count half."""
     false, recall = roc_curve(scores, labels)

@@ -110,9 +110,9 @@ class ClassifierFit(Fit):
     they are and corrupted: those of the highest average precision, and of the lowest cross-entropy
     before calibration, which ranks networks that separate the classes perfectly. A network that
     only guesses after :attr:`trial` stops. ``corrupted`` is the share of a batch's frames that are
-    corrupted. ``camera_failures`` join a batch, as a share of its other frames. ``shares`` say how
-    often each frame of ``train`` is drawn; None: by :func:`sampling_shares`. AdamW's learning rate
-    warms up over 5 % of the steps, then falls to 0 along a cosine.
+    corrupted; images of a failing camera join it. ``shares`` say how often each frame of ``train``
+    is drawn; None: by :func:`sampling_shares`. AdamW's learning rate warms up over 5 % of the
+    steps, then falls to 0 along a cosine.
     """
 
     POSTFIX = ("epoch", "val_loss", "val_ap")
@@ -129,10 +129,9 @@ class ClassifierFit(Fit):
         folder: Path,
         *,
         corrupted: float = CORRUPTED,
-        camera_failures: float = SHARE,
         shares: npt.NDArray[np.float64] | None = None,
     ) -> None:
-        self.config, self._failure_share, self._corrupted = config, camera_failures, corrupted
+        self.config, self._corrupted = config, corrupted
         self._data, self._validation = dataset, validation
         self._targets = margin_targets(dataset.distances, dataset.labels, SUCCESS_DISTANCE)
         self._failures = train[dataset.labels[train] == 0]
@@ -161,7 +160,7 @@ class ClassifierFit(Fit):
             patience=PATIENCE,
             shares=shares if np.ptp(shares) > 0 else None,
         )
-        self._dead = math.ceil(camera_failures * self._batch_size)
+        self._dead = math.ceil(SHARE * self._batch_size)
         self._some = validation[:: max(1, len(validation) // CORRUPTED_FRAMES)]
         self._corrupted_images = self.corrupt(self._some, 1.0, 0, 0)
 
@@ -202,16 +201,13 @@ class ClassifierFit(Fit):
         images, seed = self._data.images, self.config.seed
         shown = torch.from_numpy(self.corrupt(batch, self._corrupted, 1, self.step))
         shown = augment(shown, JITTER, random)
-        if self._dead:
-            # After augmentation: black stays black.
-            # A single dead camera only once it knows the task, which it learns worse otherwise.
-            views = self._data.views if 2 * self.step >= self.steps else ()
-            dead = step_frames(
-                self.step, self._dead, images, self._failures, seed=seed, views=views
-            )
-            shown = torch.cat([shown, torch.from_numpy(dead)])
-            labels = torch.cat([labels, labels.new_zeros(len(dead))])
-            targets = torch.cat([targets, self._dead_target.expand(len(dead))])
+        # After augmentation: black stays black.
+        # A single dead camera only once it knows the task, which it learns worse otherwise.
+        views = self._data.views if 2 * self.step >= self.steps else ()
+        dead = step_frames(self.step, self._dead, images, self._failures, seed=seed, views=views)
+        shown = torch.cat([shown, torch.from_numpy(dead)])
+        labels = torch.cat([labels, labels.new_zeros(len(dead))])
+        targets = torch.cat([targets, self._dead_target.expand(len(dead))])
         with self._half():
             logits = self.module(shown).float()
         return loss_of(logits, labels, targets, MARGIN), {}
@@ -237,7 +233,7 @@ class ClassifierFit(Fit):
         share = self._corrupted
         missed = 1 - (1 - share) * record["val_ap"] - share * average_precision(corrupted, some)
         loss = (1 - share) * log_loss(log_odds, labels) + share * log_loss(corrupted, some)
-        loss += self._failure_share * log_loss(dead, none)
+        loss += SHARE * log_loss(dead, none)
         return record, missed + LOSS_SHARE * loss
 
 
