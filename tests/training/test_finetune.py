@@ -7,7 +7,6 @@ import math
 import re
 import shlex
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,6 @@ from vinoreward_training.classifier.evaluation import (
     refuse_useless,
     roc_curve,
     saved_by,
-    still_falling,
 )
 from vinoreward_training.classifier.ood import fit_ood, trained_on_corruptions
 from vinoreward_training.classifier.training import (
@@ -88,34 +86,21 @@ def network() -> ChannelsLast:
     return ChannelsLast(WithPreprocess(build("squeezenet1_1"), (0.5,) * 3, (0.25,) * 3))
 
 
-def fit_of(
-    folder: Path, *, resume: bool = False, epochs: int = 2, camera_failures: float = 0.125
-) -> ClassifierFit:
+def fit_of(folder: Path, *, resume: bool = False, epochs: int = 2) -> ClassifierFit:
     data = dataset_of(24)
     config = FinetuneConfig(epochs=epochs, resume=resume)
     parts = np.arange(16), np.arange(16, 24)
-    return ClassifierFit(network(), data, *parts, config, folder, camera_failures=camera_failures)
-
-
-def stop_after(steps: int) -> Callable[[int, object], None]:
-    """Press Ctrl-C after some steps."""
-
-    def on_step(step: int, _: object) -> None:
-        if step == steps:
-            signal.raise_signal(signal.SIGINT)
-
-    return on_step
+    return ClassifierFit(network(), data, *parts, config, folder)
 
 
 def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
     whole = fit_of(tmp_path / "whole")
-    whole.run()
+    whole.run("whole")
     stopped = fit_of(tmp_path / "stopped")
-    with pytest.raises(KeyboardInterrupt):
-        stopped.run(stop_after(3))
+    stopped.run("stopped", until=3)
     again = fit_of(tmp_path / "stopped", resume=True)
     assert again.step == 3
-    again.run()
+    again.run("again")
     assert len(whole.history) == 2
     assert [record["val_loss"] for record in again.history] == pytest.approx(
         [record["val_loss"] for record in whole.history], rel=1e-3
@@ -302,29 +287,15 @@ def test_raising_the_threshold_keeps_the_claims() -> None:
 
 
 def verdict_of(
-    hits: int,
-    false: int,
-    *,
-    dead: int = 0,
-    episodes: int = 400,
-    falling: bool = True,
-    **more: Any,
+    hits: int, false: int, *, dead: int = 0, episodes: int = 400, **more: Any
 ) -> Verdict:
-    """Judge a classifier that claims ``hits`` of 100 successes and ``false`` of 400 failures."""
+    """Return that on one that claims ``hits`` of 100 successes and ``false`` of 400 failures."""
     labels = np.array([1] * 100 + [0] * 400)
     claimed = np.array([1] * hits + [0] * (100 - hits) + [1] * false + [0] * (400 - false))
     found = rates(claimed == 1, labels)
     probabilities = np.where(np.arange(500) < 100, 0.9, 0.1)
     chosen = threshold_for_fpr(probabilities, labels, np.arange(500) % (episodes + 100), 0.02)
-    return give_verdict(
-        found,
-        chosen,
-        dead=500,
-        dead_claimed=dead,
-        rate_of_good_recall=0.25,
-        falling=falling,
-        **more,
-    )
+    return give_verdict(found, chosen, dead=500, dead_claimed=dead, **more)
 
 
 def test_the_verdict_says_what_a_classifier_is_good_for() -> None:
@@ -334,50 +305,29 @@ def test_the_verdict_says_what_a_classifier_is_good_for() -> None:
     same = verdict_of(30, 150)
     assert same.level == "useless" and "about as often" in " ".join(same.reasons)
     weak = verdict_of(53, 2)
-    assert weak.level == "weak" and "--target-fpr" in str(weak) and "up to 0.25" in str(weak)
+    assert weak.level == "weak" and "more frames" in str(weak)
     assert verdict_of(95, 4, dead=40).reasons == ("it claims 40 of 500 dead-camera frames",)
     assert verdict_of(95, 30).level == "weak"  # more false claims than asked for
     few = verdict_of(95, 4, episodes=0)
     assert few.level == "weak" and "support a false-positive rate of 0.03" in str(few)
+    assert "finetune" in str(verdict_of(53, 2, finer=None))  # of a network from elsewhere
 
 
-def test_the_verdict_says_whether_a_network_sees_too_little_or_has_seen_too_few() -> None:
+def test_the_verdict_says_whether_a_network_sees_too_little() -> None:
     random = np.random.default_rng(0)
     labels = np.arange(400) % 3 // 2
     clear = np.where(labels == 1, 4.0, -4.0) + random.normal(size=400)
     assert saved_by(np.stack([0 * clear, clear], 1), labels) > 0.9
     assert saved_by(random.normal(size=(400, 2)), labels) < 0.1
     assert saved_by(np.zeros((400, 2)), np.zeros(400, dtype=np.int64)) >= 0  # all alike
-    images = dataclasses.replace(dataset_of(2), images=np.zeros((2, 64, 96, 3), np.uint8))
-    for name, words in [("squeezenet1_1", "--network fine_resnet"), ("fine_resnet", "closer")]:
-        advice = finer(name, images)
-        blind = verdict_of(0, 0, falling=False, learnt=(0.05, 0.02), finer=advice)
+    for name in ("squeezenet1_1", "fine_resnet"):
+        blind = verdict_of(0, 0, learnt=0.05, finer=finer(name, 64, 96))
         assert "not learnt even its training frames: it saves 5%" in str(blind)
-        assert blind.advice[0].startswith("larger images: --image-size 128 192")
-        assert any(words in each for each in blind.advice)
-    lucky = verdict_of(30, 2, learnt=(0.01, 0.03), finer=advice)
+        assert "--image-size 128 192" in blind.advice[0]
+        assert ("--network fine_resnet" in str(blind)) == (name != "fine_resnet")
+    lucky = verdict_of(30, 2, learnt=0.01)
     assert lucky.level == "useless" and verdict_of(30, 2).level == "weak"
-    heart = verdict_of(0, 0, falling=False, learnt=(0.9, 0.1), finer=advice)
-    assert "by heart: it saves 90%" in str(heart) and "--pretrained --freeze" in heart.advice[0]
-    assert verdict_of(95, 4, learnt=(0.1, 0.1), finer=advice) == Verdict("usable")
-
-
-@pytest.mark.parametrize(
-    ("losses", "epochs", "falling"),
-    [
-        ([0.7], 1, True),
-        ([0.596, 0.593, 0.592], 3, True),  # too few to be flat
-        ([0.6, 0.61], 2, False),
-        ([0.7, 0.5, 0.4, 0.3], 4, True),
-        ([0.7, 0.5, 0.4, 0.3], 12, False),  # stopped early
-        ([0.7, 0.5, 0.4, 0.399], 4, False),  # flat
-        ([0.7, 0.5, 0.4, 0.5], 4, False),  # rising
-        ([0.7, 0.6, 0.5, 0.4, 0.4, 0.4, 0.3, 0.35], 8, False),  # rising again
-        ([0.7, 0.6, 0.5, 0.4, 0.4, 0.4, 0.3, 0.301], 8, True),
-    ],
-)
-def test_a_loss_that_still_falls(losses: list[float], epochs: int, falling: bool) -> None:
-    assert still_falling(losses, epochs) is falling
+    assert verdict_of(95, 4, learnt=0.1) == Verdict("usable")
 
 
 def test_a_useless_classifier_is_refused_and_an_unjudged_one_is_not() -> None:
@@ -436,9 +386,6 @@ def test_photographs_are_spoken_of_in_their_own_words(
     (data / "success" / "broken.jpg").write_bytes(b"no image")
     words = ["finetune", "--data", str(data), "--out", str(out)]
     assert main(words) == 1
-    said = capsys.readouterr().err
-    assert "broken.jpg cannot be read" in said and "--skip-broken" in said
-    assert main([*words, "--skip-broken"]) == 1
     said = capsys.readouterr()
     assert "images of 1500x2000 and other sizes are resized to 120x160" in said.out
     assert "each image counts as an episode of its own" in said.out
@@ -451,9 +398,9 @@ def test_a_checkpoint_or_record_of_something_else_is_an_error(tmp_path: Path) ->
     (tmp_path / CHECKPOINT).write_bytes(b"not a checkpoint")
     with pytest.raises(ModelCorruptError, match=r"checkpoint\.pt cannot be read"):
         fit_of(tmp_path, resume=True)
-    for state in ({"dataset": "other"}, {"dataset": "0" * 64}):  # of another split
-        torch.save(state, tmp_path / CHECKPOINT)
-        with pytest.raises(DatasetError, match="--out"):
+    for about in ({"dataset": "other"}, {"dataset": "0" * 64}):  # of another split
+        torch.save({"about": about}, tmp_path / CHECKPOINT)
+        with pytest.raises(ConfigError, match="--out"):
             fit_of(tmp_path, resume=True)
     path = tmp_path / "w.safetensors"
     for text in ("[", "{}", '{"sample": "AAAA", "datasets": [], "limit": 1, "split": "x"}'):
@@ -514,10 +461,10 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right_after_ctrl_c(
     assert bundle.spec.metrics["test"]["recall"] == 1.0
     assert bundle.spec.decision.chosen_for["target_fpr"] == 0.2
     names = {path.name for path in (bundle.path / "images").iterdir()}
-    assert {"roc.png", "pr.png", "mistakes.png", "history.png"} <= names
+    assert {"roc.png", "mistakes.png"} <= names
     card, verdict = (bundle.path / "README.md").read_text(), bundle.spec.metrics["verdict"]
     low, high = bundle.spec.decision.chosen_for["recall_interval"]
-    assert f"- recall_interval: {low:.4f} to {high:.4f}" in card and "- notes:" not in card
+    assert f"- recall_interval: {low:.4g}, {high:.4g}" in card and "- notes:" not in card
     assert f"## Verdict: {verdict['level']}" in card
     assert "| dead_camera: black | 40 | 0 |" in card
     assert (out / "report.html").is_file()
@@ -548,7 +495,7 @@ def test_a_classifier_of_nothing_is_useless_and_says_so(
     assert finetune.run(config) == 3
     said = capsys.readouterr().out
     assert "verdict: useless" in said and "next:" not in said and "INT8" not in said
-    assert "more --epochs" in said  # of one epoch nobody knows
+    assert "more --epochs" in said
     assert "not learnt even its training frames" in said and "--image-size 64 80" in said
     path = out / "bundle"
     assert "foreign.safetensors carries no record" in (path / "README.md").read_text()

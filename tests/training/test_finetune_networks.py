@@ -51,21 +51,12 @@ def test_a_network_that_is_not_there_is_refused_before_the_data_are_read(tmp_pat
     assert not (tmp_path / "o").exists()
 
 
-def test_a_size_that_a_network_does_not_take_is_refused_with_the_one_it_does() -> None:
-    vit = models.VisionTransformer(224, 32, 1, 2, 32, 64, num_classes=2)
-    with pytest.raises(ConfigError, match=r"64 x 48 pixels.*224 x 224.*image_size=224 224"):
-        check_size("vit_b_16", vit, 64, 48)
-    check_size("vit_b_16", vit, 224, 224)
-    alexnet = build("alexnet").train()
-    with pytest.raises(ConfigError, match="larger ones"):
-        check_size("alexnet", alexnet, 32, 32)
-    assert alexnet.training
-    with pytest.raises(ConfigError, match=r"24 x 32 pixels \(a pool .*2 x 3\)"):
-        check_size("squeezenet1_1", build("squeezenet1_1"), 24, 32)
-    pytest.importorskip("timm")
-    name = "timm:vit_tiny_patch16_224"
-    with pytest.raises(ConfigError, match="image_size=224 224"):
-        check_size(name, build(name), 64, 64)
+@pytest.mark.parametrize(("network", "height"), [("alexnet", 32), ("squeezenet1_1", 24)])
+def test_a_size_that_a_network_does_not_take_is_refused(network: str, height: int) -> None:
+    net = build(network).train()
+    with pytest.raises(ConfigError) as caught:
+        check_size(network, net, height, 32)
+    assert caught.value.field == "image_size" and net.training
 
 
 @pytest.mark.parametrize("height", [24, 25])  # 23 comes to the same as 24, 26 as 25
@@ -125,9 +116,7 @@ def test_weights_that_cannot_be_used_are_errors(tmp_path: Path) -> None:
     wide = models.mobilenet_v3_small(width_mult=0.5).state_dict()
     torch.save(wide, tmp_path / "narrow.pt")
     config = FinetuneConfig(weights=tmp_path / "narrow.pt", network="mobilenet_v3_small")
-    with pytest.raises(
-        ModelCorruptError, match=r"layers have other shapes: \S+ is [\dx]+ and not .*with network"
-    ):
+    with pytest.raises(ModelCorruptError, match=r"layers have other shapes, .*with network"):
         build_for(config, 64, 64)
 
 
@@ -139,7 +128,7 @@ def test_published_weights_are_taken_from_where_the_libraries_keep_them(
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    with pytest.raises(ModelNotFoundError, match=r"pytorch\.org/models/squeezenet1_1.*checkpoints"):
+    with pytest.raises(ModelNotFoundError, match="no published weights of squeezenet1_1"):
         pretrained_weights("squeezenet1_1")
     theirs = models.squeezenet1_1().state_dict()
     (tmp_path / "checkpoints").mkdir(exist_ok=True)
@@ -151,7 +140,7 @@ def test_published_weights_are_taken_from_where_the_libraries_keep_them(
     trained = [name for name, one in net.named_parameters() if one.requires_grad]
     assert trained == ["classifier.0.weight", "classifier.0.bias"]
     path.write_bytes(b"<html>")
-    with pytest.raises(ModelCorruptError, match="squeezenet1_1-b8a52dc0"):
+    with pytest.raises(ModelNotFoundError, match="squeezenet1_1"):
         pretrained_weights("squeezenet1_1")
 
 
@@ -164,11 +153,9 @@ def test_timms_weights_are_taken_from_the_cache_of_hugging_face(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     config = FinetuneConfig(network="timm:test_resnet", pretrained=True)
-    url = r"huggingface\.co/timm/test_resnet\.r160_in1k/resolve/main/model\.safetensors"
-    with pytest.raises(ModelNotFoundError, match=f"{url}.*with weights"):
-        build_for(config, 64, 64)
-    with pytest.raises(ModelNotFoundError, match="publishes no weights"):
-        pretrained_weights("timm:resnet200")
+    for network in ("timm:test_resnet", "timm:resnet200"):  # of the second none are published
+        with pytest.raises(ModelNotFoundError, match=network):
+            pretrained_weights(network)
     folder = tmp_path / "models--timm--test_resnet.r160_in1k"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("0" * 40)
@@ -206,7 +193,7 @@ def test_only_the_last_layer_is_trained_with_freeze(tmp_path: Path) -> None:
     net = WithPreprocess(build_for(config, 32, 40), *normalization(config.network))
     train, validation, _ = split_by_episode(data)
     module = ChannelsLast(net, frozen=True)
-    ClassifierFit(module, data, train, validation, config, tmp_path).run()
+    ClassifierFit(module, data, train, validation, config, tmp_path).run("freeze")
     found = net.net.state_dict()
     changed = {name for name in before if not torch.equal(found[name], before[name])}
     assert changed == {"classifier.3.weight", "classifier.3.bias"}  # no statistics either

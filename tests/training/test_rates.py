@@ -105,8 +105,7 @@ def scored(false: int, steps: int, *, lasting: bool = True) -> tuple[Verdict, di
     probabilities = np.where(labels == 1, 0.9, 0.1)
     chosen = threshold_for_fpr(probabilities, labels, episodes, 0.05)
     verdict = give_verdict(
-        test, chosen, dead=500, dead_claimed=0, rate_of_good_recall=0.01, falling=False,
-        by_episode=found, frames=1000,
+        test, chosen, dead=500, dead_claimed=0, by_episode=found, frames=1000,
     )  # fmt: skip
     return verdict, found
 

@@ -93,12 +93,9 @@ def test_a_run_that_failed_before_it_wrote_anything_leaves_all_as_it_was(tmp_pat
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError), RunFolder(tmp_path, {"a": 1}):
         raise ConfigError("mistyped")
-    with RunFolder(tmp_path, {"a": 1}) as folder:
+    with pytest.raises(ConfigError), RunFolder(tmp_path, {"a": 1}) as folder:
         (folder / "checkpoint").touch()
+        raise ConfigError("half way")
     with pytest.raises(ConfigError), RunFolder(tmp_path, {"a": 2}, resume=True):
         raise ConfigError("of something else")
     assert recorded(tmp_path) == "a: 1\n"
-    with pytest.raises(ConfigError), RunFolder(tmp_path, {"a": 3}, resume=True):
-        (folder / "result").touch()
-        raise ConfigError("half way")
-    assert recorded(tmp_path) == "a: 3\n"

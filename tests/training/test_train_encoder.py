@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from many_runs import toy_task
 from toy_environments import HEIGHT, LATENT, save_toy_bundle, save_toy_encoder
 
 from vinoreward.bundles.bundle import Bundle
@@ -19,8 +18,6 @@ from vinoreward.errors import (
     ImageMismatchError,
     ModelNotFoundError,
 )
-from vinoreward.wrappers.encoded import EncodedObservation
-from vinoreward_training.cli import main
 from vinoreward_training.configs import PlayConfig, TrainConfig
 from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.play.command import play
@@ -109,25 +106,6 @@ def test_both_networks_are_in_the_loop(encoder: Bundle) -> None:
     env.close()
 
 
-def test_an_environment_whose_observation_is_no_image_renders(encoder: Bundle) -> None:
-    env = make_env(RewardedTask(backend="oracle", encoder=str(encoder.path)))
-    assert isinstance(env, EncodedObservation)
-    assert env.render_mode == "rgb_array"
-    observation, _ = env.reset(seed=0)
-    assert observation.shape == (LATENT,)
-    env.close()
-
-
-def test_a_learned_reward_is_wrapped_inside(tmp_path: Path) -> None:
-    classifier, encoder = save_toy_bundle(tmp_path / "c"), save_toy_encoder(tmp_path / "e")
-    env = make_env(toy_task(classifier, env="ToyCorridor-v0", encoder=str(encoder.path)))
-    observation, _ = env.reset(seed=0)
-    assert observation.shape == (LATENT,)
-    _, _, _, _, info = env.step(env.action_space.sample())
-    assert 0.0 <= info["reward_prob"] <= 1.0
-    env.close()
-
-
 def test_images_without_an_encoder_take_cnn_policy(tmp_path: Path) -> None:
     small = {"learning_starts": 100, "buffer_size": 50}
     arguments = config(tmp_path / "run", None, timesteps=12, algorithm_kwargs=small)
@@ -136,39 +114,7 @@ def test_images_without_an_encoder_take_cnn_policy(tmp_path: Path) -> None:
     assert any("features_extractor.cnn" in name for name in weights)
 
 
-def test_what_is_seen_is_said(
-    trained: Path, encoder: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--env", PIXELS, "--encoder", str(encoder.path), "--out", str(tmp_path / "run")]
-    words += ["--backend", "oracle", "--timesteps", "12", "--final-episodes", "1"]
-    words += ["--algorithm-kwargs", "learning_starts", "100"]
-    assert main(["train", *words]) == 0
-    assert f"{LATENT} numbers of the encoder {encoder.path}" in capsys.readouterr().out
-
-
-# --- settings
-
-
-def test_the_encoder_comes_from_command_line_file_or_preset_like_other_settings(
-    tmp_path: Path, encoder: Bundle
-) -> None:
-    assert SETTINGS.of(env=PIXELS).encoder is None
-    file, named = tmp_path / "c.yaml", str(encoder.path)
-    file.write_text(f"env: {PIXELS}\nencoder: {named}\n", encoding="utf-8")
-    found = SETTINGS.of(config=file)
-    assert (found.env, found.encoder) == (PIXELS, named)
-    other = str(save_toy_encoder(tmp_path / "other").path)
-    words = ["--config", str(file), "--encoder", other]
-    found = SETTINGS.parse(words, prog="train")
-    assert found.encoder == other
-
-
-def test_the_preset_for_images_is_used() -> None:
-    found = SETTINGS.of(env=PIXELS)
-    assert (found.timesteps, found.algorithm_kwargs["gamma"]) == (20_000, 0.8)
-
-
-def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
+def test_errors_name_what_is_wrong(tmp_path: Path, encoder: Bundle) -> None:
     with pytest.raises(ModelNotFoundError, match="no-such-encoder"):
         train(dataclasses.replace(config(tmp_path / "a", None), encoder="no-such-encoder"))
     assert not (tmp_path / "a").exists(), "nothing is left of a run that cannot start"

@@ -20,10 +20,7 @@ from vinoreward.errors import (
 )
 from vinoreward_training.data.dataset import load_frames, split_frames
 from vinoreward_training.encoder.networks import build_vae
-from vinoreward_training.encoder.training import (
-    PixelWeights,
-    divergence,
-)
+from vinoreward_training.encoder.training import FOREGROUND, PixelWeights, divergence
 
 # Frames
 
@@ -122,20 +119,19 @@ def test_the_divergence_is_that_of_the_normal_distributions(seed: int, spread: f
 
 
 def test_a_rare_colour_and_what_moves_count_more() -> None:
+    def weights_of(images: np.ndarray) -> np.ndarray:
+        targets = torch.from_numpy(images[:1]).permute(0, 3, 1, 2).float() / 255
+        return PixelWeights.measure(images).of(images[:1], targets)[0, 0].numpy()
+
     images, _ = make_images(200)
-    weights = PixelWeights.measure(images, foreground=3.0, rare=10.0)
-    targets = torch.from_numpy(images[:1]).permute(0, 3, 1, 2).float() / 255
-    found = weights.of(images[:1], targets)[0, 0].numpy()
+    found = weights_of(images)
     blue = (images[0] == BLUE).all(-1)
     assert np.unique(found[~blue]) == pytest.approx([1.0])
     # 16 of 1280 pixels are blue, more than a hundredth: moving, but of no rare colour.
-    assert np.unique(found[blue]) == pytest.approx([4.0])
-    rarer = PixelWeights.measure(images[:, :, :, :] // 1, foreground=0.0, rare=1.0)
-    assert rarer.rarity.max() == 1.0
-    # Of a single pixel among 25600 the colour is rarer than the highest weight allows.
+    assert np.unique(found[blue]) == pytest.approx([1.0 + FOREGROUND])
+    # Of a single pixel among 25600 the colour is rarer than a hundredth, by a factor of 256.
     images = np.zeros((20, *SIZE, 3), dtype=np.uint8)
     images[0, 3, 5] = BLUE
-    weights = PixelWeights.measure(images, foreground=0.0, rare=7.0)
-    targets = torch.from_numpy(images[:1]).permute(0, 3, 1, 2).float() / 255
-    found = weights.of(images[:1], targets)[0, 0].numpy()
-    assert found[3, 5] == 7.0 and found.sum() == 7.0 + found.size - 1
+    found = weights_of(images)
+    assert found[3, 5] == pytest.approx(256 * (1.0 + FOREGROUND))
+    assert np.unique(np.delete(found, 3 * SIZE[1] + 5)) == pytest.approx([1.0])

@@ -38,7 +38,13 @@ from vinoreward_actors.command.settings import command, recorded
 from vinoreward_actors.policies import save_policy
 from vinoreward_training.policy.evaluate import rate_of
 from vinoreward_training.runs.next_command import resume_command
-from vinoreward_training.runs.run_folder import CONFIG, RunFolder, made, plain_numbers, reading
+from vinoreward_training.runs.run_folder import (
+    CONFIG,
+    RunFolder,
+    ensure_dir,
+    plain_numbers,
+    reading,
+)
 from vinoreward_training.tasks.trust import trust_args
 
 if TYPE_CHECKING:
@@ -316,7 +322,7 @@ class Recorder(Closing):
         from torch.utils.tensorboard import SummaryWriter
         from tqdm import tqdm
 
-        logs = made(folder / "logs")
+        logs = ensure_dir(folder / "logs")
         self.rows = read_rows(folder, until=start) if start else []
         self.before = max((float(row.get("seconds") or 0.0) for row in self.rows), default=0.0)
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in self.rows))

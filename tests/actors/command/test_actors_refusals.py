@@ -73,8 +73,8 @@ def test_settings_that_cannot_be_are_refused(options, said):
         (b"steps: 1.5\n", "steps"),
         (b"profile_only: true\n", "profile_only"),
         (b"pull_study: 10\n", "pull_study"),
-        (b"evaluate-every: 5\n", "key evaluate-every. Expected evaluate_every in place of eval"),
-        (b"compres: a\nwww: 1\n", "Expected compress in place of compres; some of out, "),
+        (b"evaluate-every: 5\n", "the unknown key evaluate-every. Expected some of out, "),
+        (b"compres: a\nwww: 1\n", "the unknown keys compres, www. Expected some of out, "),
     ],
 )
 def test_a_file_of_anything_else_is_refused(tmp_path, text, said):

@@ -43,7 +43,7 @@ from vinoreward_training.labelling.labels import LABELS, Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
 from vinoreward_training.runs.next_command import after_audit, bundle_name, to_train, unique_path
 from vinoreward_training.runs.report import Row, write_report
-from vinoreward_training.runs.run_folder import made
+from vinoreward_training.runs.run_folder import ensure_dir
 from vinoreward_training.runs.settings import Settings
 from vinoreward_training.tasks.recorded import success_label_of, task_of_audit
 
@@ -209,7 +209,7 @@ def run(config: AuditConfig) -> int:
             played = dataclasses.replace(played, learner=open_learner(config, bundle, closing))
         options = AuditOptions(played, config.pairs, seed=config.seed, progress=True)
         report = audit(bundle, config.data, options)
-    made(out)
+    ensure_dir(out)
     write_report(out / "report.html", f"Audit of {report.bundle}", sections_of(report, config, out))
     write_findings(out / FINDINGS, report.false_positives.images)
     write_json(out / "audit.json", report.as_dict())

@@ -1,1 +1,1 @@
-"""Success classifiers: trained, judged, saved as bundles."""
+"""Success classifiers: trained, evaluated, saved as bundles."""

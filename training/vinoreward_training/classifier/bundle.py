@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,20 +12,16 @@ import torch
 
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.rewards.classifier import log_odds as log_odds_of
-from vinoreward.rewards.classifier import sigmoid
-from vinoreward_training.classifier.camera_failure import logits_by_family
+from vinoreward.rewards.classifier import logit, sigmoid
 from vinoreward_training.classifier.evaluation import (
     Evaluation,
     Floats,
     Labels,
     Verdict,
-    average_precision,
     claimed,
     evaluate,
-    pr_curve,
     rates,
     roc_curve,
-    still_falling,
 )
 from vinoreward_training.classifier.networks import normalization
 from vinoreward_training.classifier.ood import OodFit, fit_ood
@@ -35,11 +31,12 @@ from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
 from vinoreward_training.data.provenance import SPLIT
 from vinoreward_training.runs.fit import export_checked, predict, subsample, weights_of
-from vinoreward_training.runs.report import Section, new_figure, publish, save_figure
+from vinoreward_training.runs.report import Section, new_figure, publish, save_figure, shown
 from vinoreward_training.tasks.recorded import recorded_task
 
 GOLDEN_FRAMES = 8
 SHOWN_MISTAKES = 12
+BLUE, RED = "#0068b5", "#c8102e"
 TRAINING_FRAMES = 400
 """About as many training frames show whether the network has learnt them."""
 
@@ -55,10 +52,9 @@ def golden_indices(log_odds: Floats, labels: Labels, threshold: float) -> Indice
     return np.array(sorted(dict.fromkeys(chosen)), dtype=np.int64)[:GOLDEN_FRAMES]
 
 
-def golden_of(dataset: Dataset, test: Indices, result: Evaluation) -> Indices:
-    """Return the indices of the test frames to record as golden."""
-    boundary = result.threshold_log_odds
-    return test[golden_indices(result.log_odds[test], dataset.labels[test], boundary)]
+def golden_of(labels: Labels, result: Evaluation) -> Indices:
+    """Return which of the test frames, with these labels (N,), to record as golden."""
+    return golden_indices(result.log_odds, labels, logit(result.decision.threshold))
 
 
 def make_bundle(
@@ -88,24 +84,16 @@ def make_bundle(
         recall: on validation frames, which the threshold keeps; None chooses by the target rate.
         corruptions: whether it was trained on corrupted images.
     """
-    train, validation, test = parts
-    logits = np.zeros((len(dataset.labels), 2))  # of most training frames never read
+    train, _, test = parts
     # In the memory order that it was trained in, which is faster on a CPU.
     predicted = partial(predict, module)
-    trained = train[:: max(1, len(train) // TRAINING_FRAMES)]
-    for part in (np.concatenate([validation, test]), trained):
-        logits[part] = predicted(dataset.images[part])
     result = evaluate(
-        config.target_fpr,
+        predicted,
         dataset,
-        logits,
         parts[1:],
-        (
-            logits_by_family(predicted, dataset, validation, 1, config.seed),
-            logits_by_family(predicted, dataset, test, 2, config.seed),
-        ),
-        falling=still_falling([record["val_loss"] for record in history], config.epochs),
-        trained=trained,
+        config.target_fpr,
+        seed=config.seed,
+        trained=train[:: max(1, len(train) // TRAINING_FRAMES)],
         network=config.network,
         recall=recall,
     )
@@ -118,7 +106,7 @@ def make_bundle(
     inner = module.inner.to(memory_format=torch.contiguous_format).eval()
     compared = subsample(dataset.images, np.arange(len(dataset.images)), 64)
     difference = export_checked(inner, folder / "model.onnx", compared, predict(inner, compared))
-    golden = golden_of(dataset, test, result)
+    golden = golden_of(dataset.labels[test], result)
     mean, std = normalization(config.network)
     spec = BundleSpec(
         name=config.name,
@@ -144,7 +132,6 @@ def make_bundle(
         "exported network's largest difference from torch": f"{difference:.2g} in logits",
     }
     drawn = draw(folder / "images", dataset, test, result)
-    drawn.append(_draw_history(folder / "images" / "history.png", history))
     publish(
         folder,
         "Success classifier",
@@ -157,7 +144,7 @@ def make_bundle(
             "model.safetensors": weights_of(inner.net, {RECORD: record.to_text()}),
             **ood.files,
         },
-        (dataset.images[golden], logits[golden].astype(np.float32)),
+        (dataset.images[test[golden]], result.logits[golden].astype(np.float32)),
     )
     print_result(result, ood)
     return result.verdict
@@ -198,42 +185,18 @@ def print_result(result: Evaluation, ood: OodFit) -> None:
     print(f"verdict: {result.verdict}")
 
 
-def _shown(value: object) -> object:
-    """Return an interval, or several numbers by name, in words, and all else as it is."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {number:.4g}" for name, number in value.items())
-    if isinstance(value, (list, tuple)) and all(isinstance(one, float) for one in value):
-        return " to ".join(f"{one:.4f}" for one in value)
-    return value
-
-
 def sections_of(
     result: Evaluation, facts: Mapping[str, object], images: Sequence[Path]
 ) -> list[Section]:
     """Return the sections of a classifier's report; ``facts`` say what it is."""
     decision, test, dead_camera = result.decision, result.test, result.metrics["dead_camera"]
-    average = "none"
-    if decision.translation_band is not None:
-        average = f"within {decision.translation_band:.3g} log-odds of the threshold"
     chosen: dict[str, object] = {
         "threshold": f"{decision.threshold:.6f} (calibrated probability)",
         "temperature": f"{decision.temperature:.3f}",
-        "translation average": average,
-        **{
-            str(key): _shown(value)
-            for key, value in decision.chosen_for.items()
-            if key != "value" and value not in ([], ())
-        },
+        **{name: shown(value) for name, value in decision.chosen_for.items() if shown(value)},
     }
     if (by_episode := result.metrics["failing_episodes"]) is not None:
         chosen["by episode"] = by_episode["summary"]
-    confusion: list[dict[str, object]] = [
-        {"truth": truth, "claimed success": claims, "claimed failure": denials}
-        for truth, claims, denials in (
-            ("success", test.true_positives, test.false_negatives),
-            ("failure", test.false_positives, test.true_negatives),
-        )
-    ]
     return [
         Section(f"Verdict: {result.verdict.level}", result.verdict.bullets()),
         Section("What it is", facts=facts),
@@ -247,7 +210,6 @@ def sections_of(
             f"dead_camera) it claims {dead_camera['claimed']} (95 % upper bound "
             f"{dead_camera['claimed_high']:.2%}). They are easy and not counted in the rates "
             "above.",
-            confusion,
         ),
         Section("By category", rows=result.categories),
         Section("The threshold", facts=chosen),
@@ -264,7 +226,7 @@ def sections_of(
 def draw(folder: Path, dataset: Dataset, test: Indices, result: Evaluation) -> list[Path]:
     """Draw the model card's curves and mistakes; return their paths."""
     folder.mkdir(exist_ok=True)
-    scores, boundary = result.log_odds[test], result.threshold_log_odds
+    scores, boundary = result.log_odds, logit(result.decision.threshold)
     return [
         *draw_curves(folder, scores, dataset.labels[test], boundary, "held-out frames"),
         _draw_mistakes(folder / "mistakes.png", dataset, test, result),
@@ -273,62 +235,28 @@ def draw(folder: Path, dataset: Dataset, test: Indices, result: Evaluation) -> l
 
 def draw_curves(
     folder: Path, log_odds: Floats, labels: Labels, threshold: float, frames: str
-) -> Iterator[Path]:
-    """Write ``roc.png`` and ``pr.png``, with the threshold (in log-odds) marked on both.
+) -> list[Path]:
+    """Write ``roc.png``, with the threshold (in log-odds) marked; return its path in a list.
 
     ``frames`` says of what, for the title.
     """
     point = rates(log_odds >= threshold, labels)
-    average = average_precision(log_odds, labels)
-    roc, pr = roc_curve(log_odds, labels), pr_curve(log_odds, labels)
-    title = f"ROC, {frames} (x is logarithmic beyond 1 %)"
-    names, at = ("false-positive rate", "recall"), (point.false_positive_rate, point.recall)
-    yield _draw_curve(folder / "roc.png", roc, at, names, title)
-    title = f"precision and recall, average precision {average:.4f}"
-    names, at = ("recall", "precision"), (point.recall, point.precision)
-    yield _draw_curve(folder / "pr.png", pr, at, names, title)
-
-
-def _draw_curve(
-    path: Path,
-    curve: tuple[Floats, Floats],
-    threshold: tuple[float, float],
-    names: tuple[str, str],
-    title: str,
-) -> Path:
     figure = new_figure()
     axes = figure.add_subplot()
-    axes.plot(*curve, color="#0068b5")
-    axes.plot(*threshold, "o", color="#c8102e", label="the threshold")
-    axes.set(xlabel=names[0], ylabel=names[1], ylim=(0, 1.02), xlim=(0, 1.02), title=title)
-    if path.stem == "roc":
-        axes.set_xscale("symlog", linthresh=0.01)
+    axes.plot(*roc_curve(log_odds, labels), color=BLUE)
+    axes.plot(point.false_positive_rate, point.recall, "o", color=RED, label="the threshold")
+    axes.set(xlabel="false-positive rate", ylabel="recall", xlim=(0, 1.02), ylim=(0, 1.02))
+    axes.set_title(f"ROC, {frames} (x is logarithmic beyond 1 %)")
+    axes.set_xscale("symlog", linthresh=0.01)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower center")
-    return save_figure(figure, path)
-
-
-def _draw_history(path: Path, history: Sequence[Mapping[str, float]]) -> Path:
-    """Write an image of loss and average precision by epoch."""
-    figure = new_figure(8.0, 3.4)
-    left, right = figure.subplots(1, 2)
-    epochs = [record["epoch"] for record in history]
-    left.plot(epochs, [record["val_loss"] for record in history], "o-", color="#0068b5")
-    left.set(xlabel="epoch", ylabel="validation cross-entropy, calibrated")
-    left.set_ylim(0, 1.1 * max(1e-9, *(record["val_loss"] for record in history)))
-    right.plot(epochs, [record["val_ap"] for record in history], "o-", color="#0068b5")
-    right.set(xlabel="epoch", ylabel="validation average precision")
-    for axes in (left, right):
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.ticklabel_format(useOffset=False)
-        axes.grid(alpha=0.3)
-    return save_figure(figure, path)
+    return [save_figure(figure, folder / "roc.png")]
 
 
 def _draw_mistakes(path: Path, dataset: Dataset, test: Indices, result: Evaluation) -> Path:
     """Write a grid of the test frames that are most wrong, or else closest to being wrong."""
     threshold = result.decision.threshold
-    probabilities, labels = sigmoid(result.log_odds[test]), dataset.labels[test]
+    probabilities, labels = sigmoid(result.log_odds), dataset.labels[test]
     margin = np.where(labels == 1, probabilities - threshold, threshold - probabilities)
     chosen = np.argsort(margin, kind="stable")[:SHOWN_MISTAKES]
     rows = -(-len(chosen) // 4)
@@ -346,6 +274,6 @@ def _draw_mistakes(path: Path, dataset: Dataset, test: Indices, result: Evaluati
         axes.set_title(
             f"P {probabilities[index]:.3f}, truth {truth}\n{dataset.categories[frame]}{where}",
             fontsize=8,
-            color="#c8102e" if wrong else "#333333",
+            color=RED if wrong else "#333333",
         )
     return save_figure(figure, path)

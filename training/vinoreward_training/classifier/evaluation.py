@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,8 @@ from vinoreward.rewards.calibration import (
     threshold_for_recall,
 )
 from vinoreward.rewards.classifier import log_odds as log_odds_of
-from vinoreward.rewards.classifier import logit, sigmoid
+from vinoreward.rewards.classifier import sigmoid
+from vinoreward_training.classifier.camera_failure import Images, logits_by_family
 
 if TYPE_CHECKING:
     from vinoreward.rewards.calibration import Threshold
@@ -53,8 +54,6 @@ DEFAULT_RATE = 0.01
 RATES = (0.001, 0.002, 0.005, DEFAULT_RATE, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 """False-positive rates to choose from where the frames do not support the one wanted."""
 LONGEST_HOLD = 5
-DeadLogits = Mapping[str, npt.NDArray[np.float64]]
-"""Family of dead-camera frames to their logits (M, K)."""
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
 Level = Literal["usable", "weak", "useless"]
@@ -80,22 +79,13 @@ def saved_by(logits: Floats, labels: Labels) -> float:
     return float(max(0.0, 1 - log_loss(log_odds, labels) / guessing))
 
 
-def finer(network: str, dataset: Dataset) -> tuple[str, ...]:
+def finer(network: str, height: int, width: int) -> str:
     """Return what helps a network that sees too little of a small target, the best first."""
-    height, width = dataset.images.shape[1:3]
-    if dataset.views:  # finetune takes them at their own size
-        size = f"--image-size {2 * dataset.views[0].height} {2 * width}"
-        larger = f"larger images: capture with {size} for each view"
-    else:
-        rest = " (or the images' own size)" if dataset.resized else ", better captured at that size"
-        larger = f"larger images: --image-size {2 * height} {2 * width}{rest}"
-    cells = "a target of a few pixels is lost in cells of 16 x 16 (SqueezeNet) or 32 x 32 (others)"
-    if network == FINE:
-        cells = "its cells are 4 x 4, and a target should cover several"
-    advice = [f"{larger}: {cells}", "a camera closer to the target, or --image-crop around it"]
-    if network != FINE:
-        advice.append(f"--network {FINE}, whose cells are 4 x 4")
-    return tuple(advice)
+    other = f", or --network {FINE}, whose cells are 4 pixels wide and not 16 or 32"
+    return (
+        f"larger images, captured with --image-size {2 * height} {2 * width}, a camera closer to "
+        f"the target, --image-crop around it{other if network != FINE else ''}"
+    )
 
 
 def _cumulative(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
@@ -124,12 +114,6 @@ def roc_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
         np.concatenate([[0.0], false / max(1.0, false[-1])]),
         np.concatenate([[0.0], true / max(1.0, true[-1])]),
     )
-
-
-def pr_curve(scores: Floats, labels: Labels) -> tuple[Floats, Floats]:
-    """Return (recalls, precisions) by falling threshold."""
-    true, false = _cumulative(scores, labels)
-    return true / max(1.0, true[-1]), true / (true + false)
 
 
 def roc_area(scores: Floats, labels: Labels) -> float:
@@ -339,28 +323,14 @@ class Verdict:
         return text + (f". Try: {'; '.join(self.advice)}" if self.advice else "")
 
 
-def still_falling(losses: Sequence[float], epochs: int) -> bool:
-    """Say whether the validation loss of each epoch was still falling after the last of ``epochs``.
-
-    A training that stopped before had no better loss for a while.
-    """
-    if len(losses) < epochs:
-        return False
-    before = losses[: -max(1, len(losses) // 4)]
-    share = 0.98 if len(losses) > 3 else 1.0  # fewer epochs cannot show that it is flat
-    return losses[-1] < min(share * min(before, default=float("inf")), 1.01 * min(losses))
-
-
 def give_verdict(
     test: Rates,
     chosen: Threshold,
     *,
     dead: int,
     dead_claimed: int,
-    rate_of_good_recall: float,
-    falling: bool | None,
-    learnt: tuple[float, float] = (1.0, 1.0),
-    finer: Sequence[str] = (),
+    learnt: float = 1.0,
+    finer: str | None = "",
     by_episode: Mapping[str, Any] | None = None,
     frames: int = 0,
 ) -> Verdict:
@@ -371,86 +341,75 @@ def give_verdict(
         chosen: the threshold from the validation frames.
         dead: dead-camera frames tested.
         dead_claimed: how many of them it claims.
-        rate_of_good_recall: upper bound of the false-positive rate at a threshold that claims
-            ``GOOD_RECALL`` of the validation successes.
-        falling: whether the validation loss was still falling when training ended; None for a
-            network that was not trained here.
-        learnt: :func:`saved_by` it on (training, test) frames.
-        finer: advice for a network that has not learnt its training frames.
+        learnt: :func:`saved_by` it on training frames.
+        finer: advice for a network that has not learnt its training frames; None for one that was
+            not trained here.
         by_episode: :func:`claims_by_episode`; None if the length of episodes is not known.
         frames: size of the dataset.
     """
     episodes, needed = chosen.negative_episodes, negatives_needed(chosen.target_fpr)
     few = not chosen.episodes_reach_target and episodes < needed
     supported = 1 - 0.05 ** (1 / max(1, episodes))
-    reasons: list[str] = []
-    advice: list[str] = []  # what helps most comes first
-    useless = test.recall < LEAST_RECALL or test.recall_low <= test.false_positive_rate
     misses, blind = test.recall < GOOD_RECALL, dead_claimed > DEAD_CLAIMED * dead
-    useless |= misses and learnt[0] < LEAST_LEARNT
-    if falling and (misses or blind):
-        advice.append("more --epochs: the validation loss was still falling")
-    on_training = f"it saves {learnt[0]:.0%} of the cross-entropy of guessing on them"
-    if misses and learnt[0] < NOT_LEARNT:
-        reasons.append(f"it has not learnt even its training frames: {on_training}")
-        advice.extend(finer)
-    elif misses and learnt[1] < learnt[0] / 2:
-        reasons.append(
-            f"it knows its training frames by heart: {on_training}, {learnt[1]:.0%} on test frames"
-        )
-        advice.append("frames from more episodes, or --pretrained --freeze")
-    if useless:
-        advice.append("a look at the labels and at mistakes.png")
-    if falling is None and (useless or misses):
-        advice.append("training one on these images, with vinoreward finetune")
-    if few:
-        advice.append(
-            f"failures from more episodes ({needed} are needed in validation), or "
-            f"--target-fpr {rounded_up(supported):.2g}, the lowest that {episodes} can support"
-        )
+    never, as_often = test.recall < LEAST_RECALL, test.recall_low <= test.false_positive_rate
+    unlearnt, guesses = misses and learnt < NOT_LEARNT, misses and learnt < LEAST_LEARNT
+    least = clopper_pearson(test.false_positives, test.failures, 0.95, "lower")[0]
+    long = by_episode is not None and by_episode["share"] > EPISODE_LIMIT
     claims = f"{test.true_positives} of {test.successes}"
-    if misses:
-        reasons.append(f"it claims {claims} test successes ({test.recall:.1%})")
-        if falling is not None:
-            advice.append("more frames of successes and near misses")
-        if rate_of_good_recall > chosen.target_fpr:
-            advice.append(
-                f"a higher --target-fpr: a recall of {GOOD_RECALL:.0%} comes with a "
-                f"false-positive rate of up to {rate_of_good_recall:.2g} on these data"
-            )
     false_claims = f"{test.false_positives} of {test.failures}"
-    if useless and test.recall >= LEAST_RECALL and learnt[0] >= LEAST_LEARNT:
-        reasons.append(
-            f"it claims failures about as often ({false_claims}) as successes ({claims})"
-        )
-    if clopper_pearson(test.false_positives, test.failures, 0.95, "lower")[0] > chosen.target_fpr:
-        reasons.append(
-            f"it claims {false_claims} test failures, more than the {chosen.target_fpr:g} asked for"
-        )
-        advice.append(f"--target-fpr {test.fpr_high:.2g}, or more frames")
-    if not chosen.episodes_reach_target:
-        reasons.append(
+    rate = max(supported, chosen.episode_fpr_upper)
+    hold = by_episode["hold"] if by_episode is not None else None
+    retrain = "more frames of successes and near misses, or more --epochs"
+    if finer is None:
+        retrain = "training one on these images, with vinoreward finetune"
+    found = [
+        (
+            unlearnt,
+            f"it has not learnt even its training frames: it saves {learnt:.0%} of the "
+            "cross-entropy of guessing on them",
+            finer,
+        ),
+        (misses, f"it claims {claims} test successes ({test.recall:.1%})", retrain),
+        (
+            as_often and not never and not guesses,
+            f"it claims failures about as often ({false_claims}) as successes ({claims})",
+            "a look at the labels and at mistakes.png",
+        ),
+        (
+            least > chosen.target_fpr,
+            f"it claims {false_claims} test failures, more than the {chosen.target_fpr:g} asked "
+            "for",
+            f"--target-fpr {test.fpr_high:.2g}, or more frames",
+        ),
+        (
+            not chosen.episodes_reach_target,
             f"the {episodes} validation episodes with failures support a false-positive rate of "
-            f"{max(supported, chosen.episode_fpr_upper):.2g} an episode, not "
-            f"{chosen.target_fpr:g}"
-        )
-    growth = [needed / max(1, episodes)] * few + [2.0] * (misses and learnt[0] >= NOT_LEARNT)
-    if by_episode is not None and by_episode["share"] > EPISODE_LIMIT:
-        reasons.append(f"{by_episode['summary']}; {EPISODE_LIMIT:.0%} are accepted")
-        rate = rate_for_episodes(EPISODE_LIMIT, by_episode["steps"], by_episode["scored"])
-        growth.append(max(2.0, negatives_needed(rate, 0.5) / max(1, by_episode["episodes"])))
-        if by_episode["hold"] is not None:
-            advice.append(f"train --hold {by_episode['hold']}, for so many claims in a row")
+            f"{rate:.2g} an episode, not {chosen.target_fpr:g}",
+            f"failures from more episodes ({needed} are needed in validation), or --target-fpr "
+            f"{rounded_up(supported):.2g}, the lowest that {episodes} can support" * few,
+        ),
+        (
+            long,
+            f"{by_episode['summary'] if by_episode else ''}; {EPISODE_LIMIT:.0%} are accepted",
+            "" if hold is None else f"train --hold {hold}, for so many claims in a row",
+        ),
+        (
+            blind,
+            f"it claims {dead_claimed} of {dead} dead-camera frames",
+            "a look at which those are, in the bundle's README.md: can the camera fail so?",
+        ),
+    ]
+    reasons = tuple(reason for holds, reason, _ in found if holds)
+    advice = [remedy for holds, _, remedy in found if holds and remedy]
+    growth = [needed / max(1, episodes)] * few + [2.0] * (misses and not unlearnt)
+    if long and by_episode is not None:
+        wanted = rate_for_episodes(EPISODE_LIMIT, by_episode["steps"], by_episode["scored"])
+        growth.append(max(2.0, negatives_needed(wanted, 0.5) / max(1, by_episode["episodes"])))
     size = math.ceil(1.1 * max(growth) * frames / 100) * 100 if growth and frames else None
     if size is not None:
         advice.append(f"{size} frames in all, from more episodes")
-    if blind:
-        reasons.append(f"it claims {dead_claimed} of {dead} dead-camera frames")
-        advice.append(
-            "a look at which those are, in the bundle's README.md: can the camera fail so?"
-        )
-    level: Level = "useless" if useless else "weak" if reasons else "usable"
-    return Verdict(level, tuple(reasons), tuple(advice), size)
+    level: Level = "useless" if never or as_often or guesses else "weak" if reasons else "usable"
+    return Verdict(level, reasons, tuple(advice), size)
 
 
 @dataclass(frozen=True)
@@ -459,9 +418,10 @@ class Evaluation:
 
     decision: Decision
     test: Rates
+    logits: Floats
+    """(N, K) of the test frames."""
     log_odds: Floats
-    """(N,) calibrated, of every frame; those of training frames mean nothing."""
-    threshold_log_odds: float
+    """(N,) of the test frames, calibrated."""
     metrics: dict[str, Any]
     categories: list[dict[str, object]]
     """As :func:`per_category`, of test and dead-camera frames."""
@@ -469,46 +429,49 @@ class Evaluation:
 
 
 def evaluate(
-    target_fpr: float | None,
+    score: Callable[[Images], npt.NDArray[np.floating]],
     dataset: Dataset,
-    logits: Floats,
     parts: Sequence[Labels],
-    dead: tuple[DeadLogits, DeadLogits],
+    target_fpr: float | None,
     *,
     success: int = 1,
-    falling: bool | None,
+    seed: int = 0,
     trained: Labels | None = None,
     network: str | None = None,
     recall: float | None = None,
 ) -> Evaluation:
     """Calibrate and choose the threshold on validation frames, then measure on test frames.
 
+    Frames of a failing camera only raise the threshold: among the failures they would dilute the
+    false-positive rate, as they are easy.
+
     Args:
-        target_fpr: of the threshold; None is :func:`default_rate`.
+        score: returns logits (N, K) of images (N, H, W, 3).
         dataset: all frames.
-        logits: (N, K), of which the column ``success`` means success.
         parts: indices of (validation, test).
-        dead: logits of the dead-camera frames of both parts. They only raise the threshold: among
-            the failures they would dilute the false-positive rate, as they are easy.
-        success: see ``logits``.
-        falling: as in :func:`give_verdict`.
-        trained: indices of training frames with logits, to compare test frames with.
+        target_fpr: of the threshold; None is :func:`default_rate`.
+        success: the column of the logits that means success.
+        seed: of the failing cameras' frames.
+        trained: indices of some training frames, to compare test frames with.
         network: name of a network that was trained here.
         recall: to keep, whatever the false-positive rate: the threshold is the largest that claims
             this share of the validation successes, but at most ``HIGHEST_RAISE`` where all
             validation failures are below that.
     """
     validation, test = parts
+    logits, test_logits = (score(dataset.images[part]).astype(np.float64) for part in parts)
+    dead, test_dead = (
+        logits_by_family(score, dataset, part, number, seed) for number, part in enumerate(parts, 1)
+    )
     labels, test_labels = dataset.labels[validation], dataset.labels[test]
     target_fpr = target_fpr or default_rate(dataset, validation)[0] or RATES[-1]
-    heat = temperature(logits[validation], labels, success)
-    log_odds = log_odds_of(logits, success, heat)
-    probabilities = sigmoid(log_odds[validation])
+    heat = temperature(logits, labels, success)
+    probabilities = sigmoid(log_odds_of(logits, success, heat))
     frames = probabilities, labels, dataset.episodes[validation]
     successes = probabilities[labels == 1]
     if recall is None:
         chosen = threshold_for_fpr(*frames, target_fpr)
-        dead_odds = log_odds_of(np.concatenate([*dead[0].values()]), success, heat)
+        dead_odds = log_odds_of(np.concatenate([*dead.values()]), success, heat)
         value = raised_threshold(float(chosen.value), successes, sigmoid(dead_odds))
     else:
         chosen = threshold_for_recall(*frames, recall, target_fpr)
@@ -517,11 +480,13 @@ def evaluate(
             value = min(value, HIGHEST_RAISE)  # a stricter one would only lose successes that vary
     details = asdict(chosen)
     if value > chosen.value:
-        raised = rates(claimed(log_odds[validation], value), labels)
+        raised = rates(probabilities.astype(np.float32) >= np.float32(value), labels)
         details |= {"raised_to": value, "at_raised": asdict(raised)}
-    test_claims = claimed(log_odds[test], value)
+    test_odds = log_odds_of(test_logits, success, heat)
+    test_claims = claimed(test_odds, value)
     by_family = {
-        family: claimed(log_odds_of(each, success, heat), value) for family, each in dead[1].items()
+        family: claimed(log_odds_of(each, success, heat), value)
+        for family, each in test_dead.items()
     }
     dead_claimed = np.concatenate([*by_family.values()])
     dead_labels = np.zeros(len(dead_claimed), dtype=np.int64)
@@ -530,20 +495,17 @@ def evaluate(
     if (steps := dataset.episode_steps) is not None:
         counts = episode_rates(test_claims, test_labels, dataset.episodes[test])
         by_episode = claims_by_episode(test_rates, counts, steps, lasting=dataset.success_lasts)
-    good = np.quantile(successes, 1 - GOOD_RECALL, method="lower")
-    learnt = (1.0, 1.0)
+    learnt = 1.0
     if trained is not None:
-        on_training = saved_by(logits[trained], dataset.labels[trained])
-        learnt = (on_training, saved_by(logits[test], test_labels))
+        on_training = score(dataset.images[trained]).astype(np.float64)
+        learnt = saved_by(on_training, dataset.labels[trained])
     verdict = give_verdict(
         test_rates,
         chosen,
         dead=len(dead_claimed),
         dead_claimed=dead_rates.false_positives,
-        rate_of_good_recall=rates(probabilities >= good, labels).fpr_high,
-        falling=falling,
         learnt=learnt,
-        finer=() if network is None else finer(network, dataset),
+        finer=None if network is None else finer(network, *dataset.images.shape[1:3]),
         by_episode=by_episode,
         frames=len(dataset.labels),
     )
@@ -551,8 +513,8 @@ def evaluate(
         "verdict": verdict.as_dict(),
         "test": asdict(test_rates)
         | {
-            "average_precision": average_precision(log_odds[test], test_labels),
-            "log_loss": log_loss(log_odds[test], test_labels),
+            "average_precision": average_precision(test_odds, test_labels),
+            "log_loss": log_loss(test_odds, test_labels),
             "frames": len(test),
             "episodes": len(np.unique(dataset.episodes[test])),
         },
@@ -568,8 +530,8 @@ def evaluate(
     return Evaluation(
         decision=Decision(threshold=value, temperature=heat, chosen_for=details),
         test=test_rates,
-        log_odds=log_odds,
-        threshold_log_odds=logit(value),
+        logits=test_logits,
+        log_odds=test_odds,
         metrics=metrics,
         categories=per_category(test_claims, test_labels, dataset.categories[test].tolist())
         + per_category(dead_claimed, dead_labels, families),

@@ -28,14 +28,14 @@ from vinoreward_training.data.dataset import (
     split_by_episode,
 )
 from vinoreward_training.data.dataset_files import METADATA, Indices, read_metadata, say_parts
-from vinoreward_training.quantize.int8 import MAX_FLIPS, classifier_int8
+from vinoreward_training.quantize.int8 import classifier_int8
 from vinoreward_training.runs.next_command import (
     after_bundle,
     bundle_name,
     resume_command,
     to_more_images,
 )
-from vinoreward_training.runs.run_folder import RunFolder, made
+from vinoreward_training.runs.run_folder import RunFolder, ensure_dir
 from vinoreward_training.runs.settings import Settings
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _load(config: FinetuneConfig) -> Dataset:
         crop=config.image_crop,
         success_label=config.success_label,
         choose_size=True,
-        skip_broken=config.skip_broken,
+        skip_broken=True,
     )
     if (config.data / METADATA).is_file():
         for sentence in find_label_leakage(read_metadata(config.data), config.success_label):
@@ -141,7 +141,7 @@ def _choose_network(
     fresh = config.network == FinetuneConfig.network and config.weights is None
     if not fresh or config.pretrained or first.trial >= first.steps:
         return config, first
-    first.show(config.network, first.trial)
+    first.run(config.network, first.trial)
     if first.saved >= NOT_LEARNT:
         return config, first
     print(
@@ -150,8 +150,8 @@ def _choose_network(
         "cells are 4 pixels wide and not 16, is tried for as many."
     )
     finer = replace(config, network=FINE, epochs=SLOWER * config.epochs)
-    second = _fit(finer, dataset, parts, made(folder / FINE))
-    second.show(FINE, second.trial)
+    second = _fit(finer, dataset, parts, ensure_dir(folder / FINE))
+    second.run(FINE, second.trial)
     other, best = (config, first) if first.saved > second.saved else (finer, second)
     if not best.at_chance:
         print(f"{other.network} goes on for {other.epochs} epochs: it saves {best.saved:.0%}.")
@@ -169,10 +169,10 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
         unseen = training.check_unseen(before, config.weights, dataset, parts)
         print(f"held-out frames new to the weights: {unseen}")
     elif config.pretrained:
-        unseen = "taken for granted: the weights were published for other images"
+        unseen = "assumed: the weights were published for other images"
     prepare_torch(config.seed)
     config, fit = _choose_network(config, dataset, parts, folder)
-    fit.show("finetune")
+    fit.run("finetune")
     if fit.at_chance:
         print(
             f"stopped: {config.network} has learnt nothing in {len(fit.history)} epochs. On "
@@ -192,9 +192,8 @@ def conclude(
     """Add INT8 to a bundle and print the next command; return the exit status."""
     if useless:
         return USELESS
-    max_flips = config.max_flips if isinstance(config, CalibrateConfig) else MAX_FLIPS
     bundle = Bundle.load(path, verify=False)
-    print(f"INT8: {classifier_int8(bundle, dataset, config.int8, max_flips)}")
+    print(f"INT8: {classifier_int8(bundle, dataset, config.int8)}")
     verdict = bundle.spec.metrics["verdict"]
     if verdict["level"] == "weak" and verdict["frames"]:
         following = to_more_images(config.data, verdict["frames"])

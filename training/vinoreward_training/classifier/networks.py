@@ -69,10 +69,10 @@ def build_for(
     if config.weights is not None or config.pretrained:
         source = config.weights or f"{config.network}, pretrained"
         if config.weights is None:
-            given = pretrained_weights(config.network)
+            weights = pretrained_weights(config.network)
         else:
-            given = read_weights(config.weights)
-        fresh = load_weights(config.network, net, given, source)
+            weights = read_weights(config.weights)
+        fresh = load_weights(config.network, net, weights, source)
         print(f"weights from {source}; left fresh: {', '.join(fresh) or 'none'}")
     if config.freeze:
         layers = tuple(f"{name}." for name in head_of(config.network, net))
@@ -113,15 +113,10 @@ def check_size(architecture: str, net: nn.Module, height: int, width: int) -> No
         with torch.inference_mode():
             logits = net(torch.zeros(1, 3, height, width))
     except (RuntimeError, AssertionError, ValueError, IndexError) as error:
-        size = _fixed_size(architecture, net)
-        wanted, option = "larger ones", "a larger `image_size`"
-        if size is not None:
-            wanted = f"{size[0]} x {size[1]}, its only size"
-            option = f"`image_size={size[0]} {size[1]}`"
         raise ConfigError(
             f"{architecture} does not take images of {height} x {width} pixels "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__}). Expected "
-            f"{wanted}; give {option}, or choose another `network`.",
+            "a size that it takes; give another `image_size`, or choose another `network`.",
             field="image_size",
         ) from error
     finally:
@@ -143,17 +138,6 @@ def _check_window(pool: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     if (window > size + 2 * padding).any():
         got = " x ".join(map(str, size.tolist()))
         raise ValueError(f"a pool is larger than its input of {got}")
-
-
-def _fixed_size(architecture: str, net: nn.Module) -> tuple[int, int] | None:
-    """Return the only image size (height, width) of a network; None if it takes others too."""
-    if architecture.startswith(TIMM):
-        about: Mapping[str, Any] = getattr(net, "pretrained_cfg", {})
-        size = about.get("input_size")
-        return (size[1], size[2]) if size and about.get("fixed_input_size") else None
-    # torchvision's vision transformers, and MaxViT, whose only one is made for 224 pixels.
-    side = getattr(net, "image_size", 224 if architecture == "maxvit_t" else None)
-    return None if side is None else (side, side)
 
 
 def normalization(network: str) -> Normalization:
@@ -192,85 +176,49 @@ def pretrained_weights(architecture: str) -> Weights:
 
     ModelNotFoundError if there are none, or they can not be downloaded.
     """
-    if architecture.startswith(TIMM):
-        return _timm_weights(architecture)
-    from torchvision.models import get_model_weights
+    try:
+        if architecture.startswith(TIMM):
+            from huggingface_hub import hf_hub_download
 
-    try:
+            about = _timm_config(architecture)
+            name = about.hf_hub_filename or "model.safetensors"
+            return read_weights(Path(hf_hub_download(about.hf_hub_id, name)))
+        from torchvision.models import get_model_weights
+
         published = get_model_weights(architecture).DEFAULT
-    except AttributeError:
-        raise _none_published(architecture, "torchvision") from None
-    place = Path(torch.hub.get_dir()) / "checkpoints" / published.url.rpartition("/")[2]
-    try:
         weights: Weights = published.get_state_dict(
             progress=False, check_hash=True, weights_only=True
         )
-    except Exception as error:  # of the download, or of torch.load
-        if place.is_file():
-            raise ModelCorruptError(
-                f"{place} cannot be read as the weights of {architecture}. Expected the file of "
-                f"{published.url}; remove it, or put the right one there."
-            ) from error
-        raise _not_downloaded(architecture, published.url, f"put it at {place}", error) from error
-    return weights
-
-
-def _timm_weights(architecture: str) -> Weights:
-    about = _timm_config(architecture)
-    if about is None or not about.hf_hub_id:
-        raise _none_published(architecture, "timm")
-    from huggingface_hub import hf_hub_download
-
-    name = about.hf_hub_filename or "model.safetensors"
-    try:
-        return read_weights(Path(hf_hub_download(about.hf_hub_id, name)))
-    except ModelCorruptError:
-        raise
-    except Exception as error:  # of the client's HTTP library
-        url = f"https://huggingface.co/{about.hf_hub_id}/resolve/main/{name}"
-        remedy = "give the file with `weights` in place of `pretrained`"
-        raise _not_downloaded(architecture, url, remedy, error) from error
-
-
-def _none_published(architecture: str, library: str) -> ModelNotFoundError:
-    return ModelNotFoundError(
-        f"{library} publishes no weights of {architecture}. Expected a network with some; leave "
-        "`pretrained` out to train from scratch, give `weights`, or choose another `network`.",
-        field="pretrained",
-    )
-
-
-def _not_downloaded(
-    architecture: str, url: str, remedy: str, error: Exception
-) -> ModelNotFoundError:
-    why = (str(error) or type(error).__name__).strip().splitlines()[0][:200]
-    return ModelNotFoundError(
-        f"the weights of {architecture} are not in the cache and cannot be downloaded here ({why})."
-        f" Expected {url}; download it on a machine with internet and {remedy}.",
-        field="pretrained",
-    )
+        return weights
+    except Exception as error:  # of the library, the download or the file
+        why = (str(error) or type(error).__name__).strip().splitlines()[0][:200]
+        raise ModelNotFoundError(
+            f"there are no published weights of {architecture} here ({why}). Expected some in the "
+            "library's cache, or a connection to download them; give a file with `weights`, leave "
+            "`pretrained` out to train from scratch, or choose another `network`.",
+            field="pretrained",
+        ) from error
 
 
 def load_weights(
-    architecture: str, net: nn.Module, given: Weights, source: Path | str
+    architecture: str, net: nn.Module, weights: Weights, source: Path | str
 ) -> list[str]:
     """Load weights into a network; return the names left untrained.
 
     The last layer keeps its fresh values where its shape differs (it was for other classes), and so
-    does what ``given`` does not name. ModelCorruptError if nothing fits, or another layer has
+    does what ``weights`` does not name. ModelCorruptError if nothing fits, or another layer has
     another shape.
     """
     own = net.state_dict()
     head = tuple(f"{name}." for name in head_of(architecture, net))
-    known = {_name_in(own, name, net, architecture): value for name, value in given.items()}
+    known = {_name_in(own, name, net, architecture): value for name, value in weights.items()}
     known = {name: value for name, value in known.items() if name in own}
     fits = {name: value for name, value in known.items() if own[name].shape == value.shape}
     wrong = [name for name in known if name not in fits and not name.startswith(head)]
     if wrong or not fits:
-        why = f"nothing in it fits ({len(given)} tensors, {len(own)} wanted)"
+        why = f"nothing in it fits ({len(weights)} tensors, {len(own)} wanted)"
         if wrong:
-            has, wants = ("x".join(map(str, part[wrong[0]].shape)) for part in (known, own))
-            why = f"{len(wrong)} layers have other shapes: {wrong[0]} is {has} and not {wants}"
+            why = f"{len(wrong)} layers have other shapes, {wrong[0]} among them"
         raise ModelCorruptError(
             f"{source} does not hold weights of {architecture}: {why}. Expected a state dict of "
             "the same network; name that network with `network`, or leave the weights out.",

@@ -50,7 +50,7 @@ from vinoreward_training.data.recordings import labels_of, read_outcomes
 from vinoreward_training.data.tables import write_table
 from vinoreward_training.runs.next_command import bundle_name
 from vinoreward_training.runs.report import Section, configuration, write_report
-from vinoreward_training.runs.run_folder import made
+from vinoreward_training.runs.run_folder import ensure_dir
 
 TABLE = "scores.csv"
 ABOUT = "scores.json"
@@ -133,7 +133,7 @@ def run(config: ScoreConfig) -> int:
                 scores.claimed, strict=True,
             )
         ]  # fmt: skip
-        write_table(made(out) / TABLE, COLUMNS, rows)
+        write_table(ensure_dir(out) / TABLE, COLUMNS, rows)
         about = {
             "bundle": {"name": spec.name, "sha256": classifier.bundle.sha256},
             "threshold": classifier.threshold,

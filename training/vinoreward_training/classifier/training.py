@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,9 +110,9 @@ class ClassifierFit(Fit):
     they are and corrupted: those of the highest average precision, and of the lowest cross-entropy
     before calibration, which ranks networks that separate the classes perfectly. A network that
     only guesses after :attr:`trial` stops. ``corrupted`` is the share of a batch's frames that are
-    corrupted. ``camera_failures`` join a batch, as a share of its other frames. ``shares`` say how
-    often each frame of ``train`` is drawn; None: by :func:`sampling_shares`. AdamW's learning rate
-    warms up over 5 % of the steps, then falls to 0 along a cosine.
+    corrupted; images of a failing camera join it. ``shares`` say how often each frame of ``train``
+    is drawn; None: by :func:`sampling_shares`. AdamW's learning rate warms up over 5 % of the
+    steps, then falls to 0 along a cosine.
     """
 
     POSTFIX = ("epoch", "val_loss", "val_ap")
@@ -129,10 +129,9 @@ class ClassifierFit(Fit):
         folder: Path,
         *,
         corrupted: float = CORRUPTED,
-        camera_failures: float = SHARE,
         shares: npt.NDArray[np.float64] | None = None,
     ) -> None:
-        self.config, self._failure_share, self._corrupted = config, camera_failures, corrupted
+        self.config, self._corrupted = config, corrupted
         self._data, self._validation = dataset, validation
         self._targets = margin_targets(dataset.distances, dataset.labels, SUCCESS_DISTANCE)
         self._failures = train[dataset.labels[train] == 0]
@@ -152,6 +151,7 @@ class ClassifierFit(Fit):
             ),
             train,
             folder,
+            about={"dataset": dataset.sha256, "split": SPLIT},
             steps=every * config.epochs,
             every=every,
             batch_size=batch_size,
@@ -160,24 +160,9 @@ class ClassifierFit(Fit):
             patience=PATIENCE,
             shares=shares if np.ptp(shares) > 0 else None,
         )
-        self._dead = math.ceil(camera_failures * self._batch_size)
+        self._dead = math.ceil(SHARE * self._batch_size)
         self._some = validation[:: max(1, len(validation) // CORRUPTED_FRAMES)]
         self._corrupted_images = self.corrupt(self._some, 1.0, 0, 0)
-
-    def _about(self) -> dict[str, Any]:
-        return {"dataset": self._data.sha256, "split": SPLIT}
-
-    def _check(self, about: Mapping[str, Any], path: Path) -> None:
-        if about.get("dataset") != self._data.sha256:
-            raise DatasetError(
-                f"{path} was written for another dataset than {self._data.folder}. Expected "
-                "the same images when resuming; train in a new folder with --out."
-            )
-        if about.get("split") != SPLIT:
-            raise DatasetError(
-                f"{path} has trained on frames that are held out now. Expected a checkpoint of the "
-                "same split; train in a new folder with --out."
-            )
 
     @property
     def trial(self) -> int:
@@ -216,16 +201,13 @@ class ClassifierFit(Fit):
         images, seed = self._data.images, self.config.seed
         shown = torch.from_numpy(self.corrupt(batch, self._corrupted, 1, self.step))
         shown = augment(shown, JITTER, random)
-        if self._dead:
-            # After augmentation: black stays black.
-            # A single dead camera only once it knows the task, which it learns worse otherwise.
-            views = self._data.views if 2 * self.step >= self.steps else ()
-            dead = step_frames(
-                self.step, self._dead, images, self._failures, seed=seed, views=views
-            )
-            shown = torch.cat([shown, torch.from_numpy(dead)])
-            labels = torch.cat([labels, labels.new_zeros(len(dead))])
-            targets = torch.cat([targets, self._dead_target.expand(len(dead))])
+        # After augmentation: black stays black.
+        # A single dead camera only once it knows the task, which it learns worse otherwise.
+        views = self._data.views if 2 * self.step >= self.steps else ()
+        dead = step_frames(self.step, self._dead, images, self._failures, seed=seed, views=views)
+        shown = torch.cat([shown, torch.from_numpy(dead)])
+        labels = torch.cat([labels, labels.new_zeros(len(dead))])
+        targets = torch.cat([targets, self._dead_target.expand(len(dead))])
         with self._half():
             logits = self.module(shown).float()
         return loss_of(logits, labels, targets, MARGIN), {}
@@ -233,7 +215,6 @@ class ClassifierFit(Fit):
     def _evaluate(self, losses: list[Record]) -> tuple[Record, float]:
         logits = predict(self.module, self._data.images[self._validation]).astype(np.float64)
         labels = self._data.labels[self._validation]
-        heat = temperature(logits, labels)
         log_odds = logits[:, 1] - logits[:, 0]
         dead_logits = logits_by_family(
             partial(predict, self.module), self._data, self._validation, 1, self.config.seed
@@ -244,21 +225,15 @@ class ClassifierFit(Fit):
         record = {
             "epoch": float(self._epoch()),
             "train_loss": float(np.mean([parts["loss"] for parts in losses])),
-            "val_loss": log_loss(log_odds / heat, labels),
+            "val_loss": log_loss(log_odds / temperature(logits, labels), labels),
             "val_ap": average_precision(log_odds, labels),
-            "val_accuracy": float(np.mean((log_odds > 0) == (labels == 1))),
             "val_saved": saved_by(logits, labels),
-            "val_corrupted_loss": log_loss(corrupted / heat, some),
-            "val_corrupted_accuracy": float(np.mean((corrupted > 0) == (some == 1))),
-            "val_dead_loss": log_loss(dead / heat, none),
-            "val_dead_claimed": float(np.mean(dead > 0)),
-            "learning_rate": self._rate(self.step),
         }
         # Weighted as in a batch.
         share = self._corrupted
         missed = 1 - (1 - share) * record["val_ap"] - share * average_precision(corrupted, some)
         loss = (1 - share) * log_loss(log_odds, labels) + share * log_loss(corrupted, some)
-        loss += self._failure_share * log_loss(dead, none)
+        loss += SHARE * log_loss(dead, none)
         return record, missed + LOSS_SHARE * loss
 
 
@@ -401,8 +376,8 @@ def record_of(
     limit = 2**64 - 1
     if before is not None:
         keys, limit = np.union1d(keys, before.sample), before.limit
-        datasets = [name for name in before.datasets if name != dataset.sha256] + datasets
-        captures = [name for name in before.captures if name != dataset.origin] + captures
+        datasets = [*(one for one in before.datasets if one != dataset.sha256), *datasets]
+        captures = [*(one for one in before.captures if one != dataset.origin), *captures]
     keys = keys[keys <= np.uint64(limit)]
     if len(keys) > SAMPLE:
         keys = keys[:SAMPLE]
@@ -472,14 +447,9 @@ def check_unseen(
     share = record.share_of(held_out[~np.isin(held_out, trained)])
     if share > TOLERATED:
         raise DatasetError(
-            f"{path} was trained on {share:.0%} of the images that {dataset.folder} holds out "
-            "for validation and test, so their rates would not be those of new images. Expected "
-            "weights that were not: give the capture that the weights were trained on "
-            f"(the split is the same however it grows), {remedy}."
+            f"{path} was trained on {share:.0%} of the images that {dataset.folder} holds out for "
+            "validation and test. Expected weights that were not, as their rates would be too "
+            f"good; give the capture that they were trained on, {remedy}."
         )
-    if not record.complete:
-        return (
-            f"of the trainings that {path.name} has a record of, none was on these images; it "
-            "began with weights that carry none"
-        )
-    return f"yes, {path.name} was trained on none of these images"
+    first = "" if record.complete else ", but began with weights of which nothing is known"
+    return f"yes, {path.name} was trained on none of these images{first}"

@@ -135,8 +135,6 @@ class FinetuneConfig:
     image_size: tuple[int, int] | None = None
     """Resize images to HEIGHT WIDTH; default: the size of a capture's images, of others the most
     common one, made smaller until the longer side has 160 pixels."""
-    skip_broken: bool = False
-    """Leave out images that cannot be read, instead of listing them and stopping."""
     success_label: str = "success"
     """Sub-folder with the successes."""
     int8: Int8 = "auto"
@@ -232,7 +230,7 @@ class CalibrateConfig:
     Examples:
         vinoreward calibrate --bundle bundles/mine --data data/mine
         vinoreward calibrate --bundle bundles/mine --data data/mine --target-fpr 0.05
-        vinoreward calibrate --bundle bundles/mine --data data/mine --int8 on --max-flips 0.001
+        vinoreward calibrate --bundle bundles/mine --data data/mine --int8 on
     """
 
     bundle: Path
@@ -245,13 +243,8 @@ class CalibrateConfig:
     episodes are long, or the next higher that the data support."""
     success_label: str = "success"
     """Sub-folder of the data with the successes."""
-    average_translations: bool = False
-    """Near the threshold, let the score be the mean over the image and its copies moved by a pixel
-    to the left and right. This leaves fewer errors there; FP32 scores two more images."""
     int8: Int8 = "auto"
     """Add an INT8 network, as in finetune."""
-    max_flips: Annotated[float, Ge(0), Lt(1)] = 0.005
-    """Maximum fraction of decisions by INT8 that differ from FP32's."""
 
 
 @dataclass(frozen=True)
@@ -404,51 +397,27 @@ class MendConfig(AuditTask):
 class TrainVaeConfig:
     """Train a state encoder (a variational autoencoder) and save it as a bundle.
 
-    Images come from a capture, any folder of images, or a random policy in an environment that
-    renders. If the capture recorded positions, the model card shows how well a linear probe reads
-    them from the latent.
+    Takes a capture or any folder of images. If the capture recorded positions, the latent is
+    trained to show them, and the model card says how well a linear probe reads them from it.
 
     Examples:
         vinoreward train-vae --data data/hover --image-size 64 64 --out runs/encoder
         vinoreward train-vae --resume --out runs/encoder
-        vinoreward train-vae --data data/hover --beta 300 --places 300 --out runs/encoder
-        vinoreward train-vae --env CartPole-v1 --frames 5000 --image-size 64 64 --out runs/cartpole
+        vinoreward train-vae --data data/hover --beta 300 --steps 2000 --out runs/encoder
     """
 
-    FIRST: ClassVar[tuple[str, ...]] = (
-        "data", "env", "frames", "out", "image_size", "latent", "steps", "int8", "seed",
-        "resume",
-    )  # fmt: skip
-
-    data: Path | None = None
+    data: Path = Path("data/hover")
     """A capture, or any folder of images; needs no labels."""
-    env: str | None = None
-    """Instead of --data: act at random in this environment."""
-    frames: Annotated[int, Ge(0)] = 0
-    """Frames of the rollout (0: 4000); with --data, the maximum number to read (0: all)."""
     out: Path = Path("runs/encoder")
     """Run folder; the bundle is written to OUT/bundle."""
-    name: str = ""
-    """Name of the bundle; default: from the data's folder, as hover-encoder from data/hover, or
-    from the environment."""
     image_size: tuple[int, int] | None = None
     """Resize images to HEIGHT WIDTH; default: the images' own size."""
     latent: Annotated[int, Ge(1), Le(4096)] = 32
     """Length of the latent vector."""
     steps: Annotated[int, Ge(1)] = 20_000
-    """Training steps."""
-    batch_size: Annotated[int, Ge(2)] = 64
-    """Frames per step."""
+    """Training steps, of 64 images each."""
     beta: Annotated[float, Ge(0), Lt(1e6)] = 1.0
     """Weight of the KL divergence; a higher one gives fewer active, broader dimensions."""
-    foreground: Annotated[float, Ge(0), Le(1000)] = 0.0
-    """Additional weight of pixels that differ from the mean image."""
-    rare: Annotated[float, Ge(1), Le(1000)] = 10.0
-    """Maximum weight of pixels of a rare colour, so that small objects are reconstructed; 1 for
-    none."""
-    places: Annotated[float, Ge(0), Lt(1e6)] = 0.0
-    """Weight of a linear position probe in the loss (squared error in mm), if the capture recorded
-    positions; 0 uses no labels."""
     int8: Int8 = "auto"
     """Add an INT8 network. auto: if its latents agree with FP32's and it is faster on this
     processor; on: if they agree, else the command fails; off: no."""
@@ -456,9 +425,6 @@ class TrainVaeConfig:
     """Seed of the split, the initial weights, the order and the noise."""
     resume: bool = False
     """Continue the run in --out from its last checkpoint, with its recorded configuration."""
-    trust_run: bool = False
-    """Import the package of an environment that only the run names, as in package:Id-v0. This runs
-    its code. Without this option, you are asked."""
 
 
 @dataclass(frozen=True)

@@ -264,8 +264,7 @@ def stack_images(
         if not (skip_broken and kept):
             raise DatasetError(
                 f"{named}. Expected whole PNG, JPEG, BMP or WebP files of at most 4096x4096 pixels "
-                "and 128 MiB; delete or replace them (capture --resume makes its own anew), or let "
-                "finetune --skip-broken leave them out."
+                "and 128 MiB; delete or replace them (capture --resume makes its own anew)."
             )
         print(f"left out: {named}")
     return images[: len(kept)], any_resized, kept

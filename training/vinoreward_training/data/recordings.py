@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import DatasetError
 from vinoreward_envs.camera.spec import resized
-from vinoreward_training.configs import CaptureConfig
+from vinoreward_training.configs import CaptureConfig, ScoreConfig
 from vinoreward_training.data.dataset_files import NEAR_STEPS, Indices, Table, make_row
 from vinoreward_training.data.lerobot import REWARD, SUCCESS, LeRobotFolder, Rows
 from vinoreward_training.data.tables import Row
@@ -36,7 +36,7 @@ class Labels:
 
 
 def labels_of(
-    config: CaptureConfig, source: LeRobotFolder, *, needed: bool = True
+    config: CaptureConfig | ScoreConfig, source: LeRobotFolder, *, needed: bool = True
 ) -> Labels | None:
     """Return where the labels are, None for ``--label-column none``.
 

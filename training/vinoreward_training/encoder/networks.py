@@ -84,13 +84,19 @@ class Decoder(nn.Module):
 
 
 class Vae(nn.Module):
-    """Encoder, from images (N, 3, H, W) to (N, 2 D), and decoder, trained together."""
+    """Encoder, from images (N, 3, H, W) to (N, 2 D), and decoder, trained together.
 
-    def __init__(self, encoder: nn.Module, decoder: Decoder, latent_size: int) -> None:
+    If places are known, so is ``reader``, which reads ``places`` numbers linearly from the means.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, decoder: Decoder, latent_size: int, places: int = 0
+    ) -> None:
         super().__init__()
         self.latent_size = latent_size
         self.encoder = encoder
         self.decoder = decoder
+        self.reader = nn.Linear(latent_size, places) if places else None
 
     def set_average(self, image: Tensor) -> None:
         """Set the decoder's mean image (3, H, W), in units of 0 to 1."""
@@ -106,7 +112,7 @@ class Vae(nn.Module):
         return self.decoder(latent).float(), mean, log_variance
 
 
-def build_vae(height: int, width: int, latent_size: int) -> Vae:
-    """Build an untrained encoder and its decoder; see :func:`build_encoder`."""
+def build_vae(height: int, width: int, latent_size: int, places: int = 0) -> Vae:
+    """Build an untrained encoder and its decoder, see :func:`build_encoder`, for :class:`Vae`."""
     encoder = build_encoder(ARCHITECTURE, height, width, 2 * latent_size)
-    return Vae(encoder, Decoder(height, width, latent_size), latent_size)
+    return Vae(encoder, Decoder(height, width, latent_size), latent_size, places)

@@ -3,23 +3,20 @@
 A small thing on a large table is a few pixels: an autoencoder that leaves it out loses next to
 nothing. Two pixel weights correct that without labels: one for pixels that differ from the mean of
 all images (what moves), one for rare colours (what is small). If a capture recorded places, a
-third part of the loss can read them linearly from the latent.
+third part of the loss reads them linearly from the latent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from vinoreward.errors import DatasetError, ModelCorruptError
 from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import Frames
 from vinoreward_training.encoder.networks import Vae
@@ -41,8 +38,14 @@ WARMUP = 0.2
 """Fraction of the steps over which beta rises from 0."""
 SIGMA = 0.05
 """Standard deviation of a pixel, from 0 to 1, that counts as noise."""
-RECIPE = ("batch_size", "seed", "steps", "beta", "foreground", "rare", "places")
-"""Options that a checkpoint records: the same when resuming."""
+BATCH_SIZE = 64
+"""Frames of a step."""
+FOREGROUND = 3.0
+"""Added to the weight of a pixel that differs from the mean image."""
+RARE = 300.0
+"""Largest weight of a pixel of a rare colour."""
+PLACES = 500.0
+"""Weight of the squared error of places, in square millimetres."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -68,8 +71,8 @@ def encode(encoder: nn.Module, images: npt.NDArray[np.uint8]) -> tuple[Floats, F
 def decode(decoder: nn.Module, latents: Floats) -> npt.NDArray[np.uint8]:
     """Return images (N, H, W, 3) uint8 for latents (N, D)."""
     values = np.ascontiguousarray(latents, dtype=np.float32)
-    made = predict(decoder, values, batch_size=len(values))
-    images: npt.NDArray[np.uint8] = np.rint(made.clip(0, 1) * 255).astype(np.uint8)
+    decoded = predict(decoder, values, batch_size=len(values))
+    images: npt.NDArray[np.uint8] = np.rint(decoded.clip(0, 1) * 255).astype(np.uint8)
     return images.transpose(0, 2, 3, 1)
 
 
@@ -87,16 +90,12 @@ class PixelWeights:
     """(3, H, W) float32 mean image, in units of 0 to 1."""
     rarity: Tensor
     """(512,) float32 weight of each coarse colour."""
-    foreground: float
-    """Added to the weight of a pixel that differs from the mean image."""
 
     @classmethod
-    def measure(
-        cls, images: npt.NDArray[np.uint8], *, foreground: float, rare: float
-    ) -> PixelWeights:
+    def measure(cls, images: npt.NDArray[np.uint8]) -> PixelWeights:
         """Count colours and average a few thousand images (N, H, W, 3) uint8.
 
-        The weight of a colour is inverse to its share of the pixels, from 1 to ``rare``.
+        The weight of a colour is inverse to its share of the pixels, from 1 to ``RARE``.
         """
         counts = np.zeros(LEVELS**3, dtype=np.int64)
         total = np.zeros(images.shape[1:], dtype=np.float64)
@@ -108,23 +107,22 @@ class PixelWeights:
         average = torch.from_numpy((total / (255.0 * len(images))).astype(np.float32))
         return cls(
             average=average.permute(2, 0, 1).contiguous(),
-            rarity=torch.from_numpy(np.clip(COMMON / share, 1.0, rare).astype(np.float32)),
-            foreground=foreground,
+            rarity=torch.from_numpy(np.clip(COMMON / share, 1.0, RARE).astype(np.float32)),
         )
 
     def of(self, images: npt.NDArray[np.uint8], targets: Tensor) -> Tensor:
         """Return weights (N, 1, H, W) of uint8 images, and of the same as :func:`planes`."""
         differs = (targets - self.average).abs().amax(1, keepdim=True) > DIFFERENT
-        weights = 1.0 + self.foreground * differs.float()
+        weights = 1.0 + FOREGROUND * differs.float()
         return weights * self.rarity[torch.from_numpy(_colours(images))][:, None]
 
 
-def reconstruction(made: Tensor, targets: Tensor, weights: Tensor | float) -> Tensor:
+def reconstruction(decoded: Tensor, targets: Tensor, weights: Tensor | float) -> Tensor:
     """Return the weighted sum of squares over 2 ``SIGMA`` squared, mean over the batch.
 
     Images are (N, 3, H, W) from 0 to 1, weights (N, 1, H, W) or one number.
     """
-    return (weights * (made - targets) ** 2).sum((1, 2, 3)).mean() / (2.0 * SIGMA**2)
+    return (weights * (decoded - targets) ** 2).sum((1, 2, 3)).mean() / (2.0 * SIGMA**2)
 
 
 def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
@@ -132,28 +130,14 @@ def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
     return (-0.5 * (1.0 + log_variance - mean**2 - log_variance.exp())).mean(0)
 
 
-class PlaceReader(nn.Module):
-    """A linear map from latent means (N, D) to places, trained with the autoencoder and discarded.
+def squared_error(read: Tensor, places: npt.NDArray[np.float64]) -> Tensor:
+    """Return the squared distance of places in square millimetres, summed, batch mean.
 
-    :mod:`vinoreward_training.encoder.probe` measures the same with a map fitted anew. ``places``
-    are (N, P) float64 metres of training frames, NaN where a thing is absent.
+    ``read`` and ``places`` are (B, P) metres; NaN in the latter, an absent thing, does not count.
     """
-
-    def __init__(self, latent_size: int, places: npt.NDArray[np.float64]) -> None:
-        super().__init__()
-        self.linear = nn.Linear(latent_size, places.shape[1])
-        with torch.no_grad():
-            self.linear.bias.copy_(torch.from_numpy(np.nanmean(places, axis=0)))
-
-    def squared_error(self, mean: Tensor, places: npt.NDArray[np.float64]) -> Tensor:
-        """Return the squared distance in square millimetres, summed over things, batch mean.
-
-        ``mean`` is (B, D), ``places`` (B, P) metres; absent things (NaN) do not count.
-        """
-        truth = torch.from_numpy(places).float()
-        shown = torch.isfinite(truth)
-        error = 1000.0 * (self.linear(mean) - truth.nan_to_num())
-        return torch.where(shown, error, torch.zeros(())).square().sum(1).mean()
+    truth = torch.from_numpy(places).float()
+    error = 1000.0 * (read - truth.nan_to_num())
+    return torch.where(torch.isfinite(truth), error, torch.zeros(())).square().sum(1).mean()
 
 
 class VaeFit(Fit):
@@ -179,44 +163,26 @@ class VaeFit(Fit):
         self.config = config
         self._frames, self._validation = frames, validation[:VALIDATION_FRAMES]
         measured = train[:: max(1, len(train) // MEASURED_FRAMES)]
-        self._weights = PixelWeights.measure(
-            frames.images[measured], foreground=config.foreground, rare=config.rare
-        )
+        self._weights = PixelWeights.measure(frames.images[measured])
         vae.set_average(self._weights.average)
-        parameters = list(vae.parameters())
-        self.reader: PlaceReader | None = None
-        if config.places > 0:
-            names = sorted(frames.places)
-            self._places = np.concatenate([frames.places[name] for name in names], 1)
-            self.reader = PlaceReader(vae.latent_size, self._places[train])
-            parameters += self.reader.parameters()
+        if vae.reader is not None:
+            self._places = np.concatenate([frames.places[one] for one in sorted(frames.places)], 1)
+            mean = np.nanmean(self._places[train], axis=0)
+            with torch.no_grad():
+                vae.reader.bias.copy_(torch.from_numpy(mean))
+        recipe = {name: getattr(config, name) for name in ("seed", "steps", "beta")}
         super().__init__(
             vae,
-            torch.optim.Adam(parameters, lr=LEARNING_RATE),
+            torch.optim.Adam(vae.parameters(), lr=LEARNING_RATE),
             train,
             folder,
+            about={"frames": frames.sha256, **recipe},
             steps=config.steps,
             every=RECORD_EVERY,
-            batch_size=config.batch_size,
+            batch_size=BATCH_SIZE,
             seed=config.seed,
             resume=config.resume,
         )
-
-    def _about(self) -> dict[str, Any]:
-        recipe = {name: getattr(self.config, name) for name in RECIPE}
-        return {"frames": self._frames.sha256, "recipe": recipe}
-
-    def _check(self, about: Mapping[str, Any], path: Path) -> None:
-        if about.get("frames") != self._frames.sha256:
-            raise DatasetError(
-                f"{path} was written for other frames than those of {self._frames.source}. "
-                "Expected the same images when resuming; train in a new folder with --out."
-            )
-        if about.get("recipe") != (recipe := self._about()["recipe"]):
-            raise ModelCorruptError(
-                f"{path} was written with other settings ({about.get('recipe')}). Expected "
-                f"{recipe}: the same when resuming; train in a new folder with --out."
-            )
 
     def _rate(self, step: int) -> float:
         steps = self.config.steps
@@ -228,18 +194,18 @@ class VaeFit(Fit):
         return self.config.beta * (min(1.0, self.step / rise) if rise > 0 else 1.0)
 
     def _loss(self, batch: Indices, random: torch.Generator) -> tuple[Tensor, Record]:
-        config, images = self.config, self._frames.images[batch]
+        images = self._frames.images[batch]
         targets = planes(images)
         latent_noise = torch.randn((len(images), self.vae.latent_size), generator=random)
         with self._half():
-            made, mean, log_variance = self.vae(normalised(targets), latent_noise)
-        image = reconstruction(made, targets, self._weights.of(images, targets))
+            decoded, mean, log_variance = self.vae(normalised(targets), latent_noise)
+        image = reconstruction(decoded, targets, self._weights.of(images, targets))
         divergences = divergence(mean, log_variance)
         loss = image + self._beta() * divergences.sum()
         parts = {"reconstruction": float(image.detach()), "kl": float(divergences.detach().sum())}
-        if self.reader is not None:
-            places = self.reader.squared_error(mean, self._places[batch])
-            loss = loss + config.places * places
+        if self.vae.reader is not None:
+            places = squared_error(self.vae.reader(mean), self._places[batch])
+            loss = loss + PLACES * places
             parts["places_mm2"] = float(places.detach())
         return loss, parts
 
@@ -253,11 +219,11 @@ class VaeFit(Fit):
                 part = images[start : start + 256]
                 targets = planes(part)
                 noise = torch.zeros((len(part), self.vae.latent_size))
-                made, mean, log_variance = self.vae(normalised(targets), noise)
+                decoded, mean, log_variance = self.vae(normalised(targets), noise)
                 weights = self._weights.of(part, targets)
                 share = len(part) / len(images)
-                totals["reconstruction"] += share * float(reconstruction(made, targets, weights))
-                totals["squared_error"] += share * float(((made - targets) ** 2).mean())
+                totals["reconstruction"] += share * float(reconstruction(decoded, targets, weights))
+                totals["squared_error"] += share * float(((decoded - targets) ** 2).mean())
                 per_number += share * divergence(mean, log_variance)
         totals["kl"] = float(per_number.sum())
         totals["active"] = float((per_number > 0.05).sum())

@@ -27,7 +27,7 @@ from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_a
 from vinoreward_training.mending.refit import WEIGHTS, Recipe, refit
 from vinoreward_training.runs.bundles import of_cut_images
 from vinoreward_training.runs.next_command import after_mending, resume_mend
-from vinoreward_training.runs.run_folder import RunFolder, made
+from vinoreward_training.runs.run_folder import RunFolder, ensure_dir
 from vinoreward_training.runs.settings import Settings
 from vinoreward_training.tasks.environments import find_bundle
 from vinoreward_training.tasks.recorded import task_of_audit
@@ -76,7 +76,7 @@ def run(config: MendConfig, recipe: Recipe | None = None) -> int:
         open_env(config, old, closing)
     line = resume_mend(config)
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
-        new = refit(config, old, dataset, labelled, made(folder / CANDIDATE), recipe)
+        new = refit(config, old, dataset, labelled, ensure_dir(folder / CANDIDATE), recipe)
         return keep_better(config, old, new, dataset, labelled, folder)
 
 
@@ -113,7 +113,7 @@ def keep_better(
     if old.spec.decision is not None and old.spec.decision.translation_band:
         print(
             "note: near its threshold the old bundle scored translation averages, "
-            "and this one does not; vinoreward calibrate --average-translations restores them"
+            "and this one does not"
         )
     print(f"next: {after_mending(saved, config)}")
     return 0

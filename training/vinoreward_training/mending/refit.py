@@ -97,7 +97,7 @@ def refit(
         corrupted=training.CORRUPTED if corruptions else 0.0,
         shares=shares_of(len(replayed), len(new), share),
     )
-    fit.show("mend")
+    fit.run("mend")
     record = training.record_of(both, chosen, started=True, before=record)
     parts = (np.concatenate([train, new]), validation, test)
     recall = _recall(bundle, dataset, validation) if config.target_fpr is None else None

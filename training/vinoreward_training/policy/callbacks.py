@@ -29,7 +29,6 @@ from vinoreward_training.runs.report import (
     EPISODE_COLUMNS,
     EVALUATION_COLUMNS,
     Row,
-    prepare_figures,
     read_table,
 )
 from vinoreward_training.sb3 import BatchedVecEnv
@@ -231,7 +230,6 @@ class RunCallback(ClaimedVsTrue):
 
         ``note`` adds it to the table of evaluations.
         """
-        prepare_figures()  # for the curve, if this is the last evaluation
         seed = EVAL_SEED + self._config.eval_episodes
         result = self._evaluated(self._final_env, self._config.final_episodes, seed)
         if note:

@@ -42,7 +42,7 @@ from vinoreward_training.runs.next_command import (
     to_play,
 )
 from vinoreward_training.runs.report import Section, configuration, draw_curve, write_report
-from vinoreward_training.runs.run_folder import RunFolder, made, plain, reading
+from vinoreward_training.runs.run_folder import RunFolder, ensure_dir, plain, reading
 from vinoreward_training.runs.settings import (
     PRESETS,
     Settings,
@@ -256,7 +256,7 @@ def _train(config: TrainConfig, folder: Path) -> TrainResult:
                 final_env=final_env,
             )  # fmt: skip
             closing.callback(callback.close)
-            logs = str(made(folder / "logs" / f"from_{start}"))
+            logs = str(ensure_dir(folder / "logs" / f"from_{start}"))
             model.set_logger(configure(logs, ["tensorboard", "csv"]))
             closing.callback(model.logger.close)
             if start < total:

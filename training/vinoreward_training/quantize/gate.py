@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,10 +32,8 @@ NEARLY_ALL = 0.95
 """Quantile of the errors next to the threshold that the band covers at least."""
 MAX_MOVED = 0.05
 """Largest share of held-out frames whose latent may move by more than one unit."""
-UNITS = {True: "posterior standard deviation", False: "twentieth of its range"}
-"""Unit of a latent's movement: with and without a posterior."""
-MORE_MM, MORE_SHARE = 0.5, 0.1
-"""Largest growth of the probe's mean error: millimetres, or a share of it if that is more."""
+MAX_FLIPS = 0.005
+"""Largest share of decisions next to the threshold that may differ from FP32's."""
 
 Floats = npt.NDArray[np.float64]
 Outputs = npt.NDArray[np.float32]
@@ -77,6 +75,28 @@ class GateResult:
     """Share of second looks on all frames of the half."""
     by_backend: dict[str, Flips]
     """Each backend's flips with second looks."""
+
+    @property
+    def count(self) -> int:
+        """Flips with second looks."""
+        return self.flips.count
+
+    @property
+    def frames(self) -> int:
+        """Frames compared."""
+        return self.flips.frames
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        """What a bundle records besides the flips."""
+        return {
+            "flip_rate_upper": self.flips.high,
+            "flips_without_second_look": self.alone.count,
+            "flip_rate_without_second_look": self.alone.share,
+            "second_looks_boundary_rich": self.looks_boundary,
+            "second_looks_held_out": self.looks_all,
+            "by_backend": {name: one.count for name, one in self.by_backend.items()},
+        }
 
     def __str__(self) -> str:
         if self.band is None:
@@ -137,11 +157,8 @@ def gate(
     first: Bools,
     threshold: float,
     *,
-    max_flips: float,
     max_second_looks: float = MAX_SECOND_LOOKS,
     boundary: int = BOUNDARY,
-    decided: Bools | None = None,
-    translation_band: float = 0.0,
 ) -> GateResult:
     """Choose the band on the frames ``first`` (N,) bool and test it on the others, or refuse.
 
@@ -152,24 +169,18 @@ def gate(
         after: those of INT8, per backend.
         first: which frames choose the band.
         threshold: in log-odds.
-        max_flips: limit of the share of flips on the boundary-rich set.
         max_second_looks: limit of the share of tested frames that FP32 scores again.
         boundary: frames closest to the threshold in the comparison.
-        decided: (N,) how FP32 decides, if not by ``before`` alone: within ``translation_band`` of
-            the threshold by translation averages. INT8 then never decides alone there.
-        translation_band: see ``decided``.
     """
     rest = np.flatnonzero(~first)
     tested = rest[boundary_rich(before[rest], threshold, boundary=boundary)]
-    decided = before >= threshold if decided is None else decided
+    decided = before >= threshold
     claims, frames = int(decided[tested].sum()), len(tested)
-    if min(claims, frames - claims) <= max_flips * frames:
+    if min(claims, frames - claims) <= MAX_FLIPS * frames:
         raise QuantizationRefusedError(
-            f"FP32 claims success on {claims} of the {frames} frames to compare, so an INT8 "
-            f"network that decides all images alike would flip at most {max_flips:.2%} and pass. "
-            "Expected more frames of both decisions; the bundle is unchanged and stays FP32. "
-            "Calibrate on images like those the classifier was trained on, or train it again if "
-            "it claims nothing there."
+            f"FP32 claims success on {claims} of the {frames} frames to compare. Expected more "
+            "frames of both decisions, or an INT8 network that decides all images alike would "
+            "pass; the bundle stays FP32. Calibrate on images like those of the training."
         )
 
     def flips_of(decisions: Mapping[str, Bools]) -> tuple[dict[str, Flips], Flips]:
@@ -180,32 +191,28 @@ def gate(
 
     claimed = {name: values >= threshold for name, values in after.items()}
     by_backend, alone = flips_of(claimed)
-    if alone.high <= max_flips and not translation_band:
+    if alone.high <= MAX_FLIPS:
         return GateResult(None, alone, alone, 0.0, 0.0, by_backend)
     chosen_on = {name: values[first] for name, values in after.items()}
     band = choose_band(before[first], chosen_on, threshold, boundary=boundary)
-    band = max(band, translation_band)
     looks = {name: threshold_distance(values, threshold) < band for name, values in after.items()}
     by_backend, flips = flips_of(
         {name: np.where(looks[name], decided, each) for name, each in claimed.items()}
     )
     looks_all = max(float(mask[rest].mean()) for mask in looks.values())
-    if flips.share > max_flips:
+    if flips.share > MAX_FLIPS:
         counts = ", ".join(f"{name} {each.count}" for name, each in by_backend.items())
         raise QuantizationRefusedError(
-            f"INT8 flips {flips} of the decisions although FP32 looks again within "
-            f"{band:.3g} log-odds of the threshold ({counts}; without a second look "
-            f"{alone}). Expected at most {max_flips:.2%}; the bundle is unchanged and stays "
-            "FP32. Train longer or on more frames, or accept more with calibrate --max-flips.",
-            field="max_flips",
+            f"INT8 flips {flips} of the decisions although FP32 looks again within {band:.3g} "
+            f"log-odds of the threshold ({counts}; alone {alone}). Expected at most "
+            f"{MAX_FLIPS:.2%}; the bundle stays FP32. Train longer or on more frames."
         )
     if looks_all > max_second_looks:
         raise QuantizationRefusedError(
-            f"INT8 is unsure (within {band:.3g} log-odds of the threshold) about "
-            f"{looks_all:.1%} of the held-out frames, and FP32 would have to look at them again. "
-            f"Expected at most {max_second_looks:.1%}, above which INT8 gains little; the bundle "
-            "is unchanged and stays FP32. Train longer or on more frames, or add INT8 all the same "
-            "with `int8=on`.",
+            f"INT8 is unsure (within {band:.3g} log-odds of the threshold) about {looks_all:.1%} "
+            f"of the held-out frames. Expected at most {max_second_looks:.1%}, as FP32 has to look "
+            "at them again; the bundle stays FP32. Train longer or on more frames, or add INT8 all "
+            "the same with `int8=on`.",
             field="int8",
         )
     looks_boundary = max(float(mask[tested].mean()) for mask in looks.values())
@@ -214,62 +221,52 @@ def gate(
 
 @dataclass(frozen=True)
 class Moved:
-    """How far a backend's INT8 latents are from the FP32 ones."""
+    """How far INT8 latents are from the FP32 ones, on the worst backend."""
 
+    count: int
+    """Frames that moved by more than one unit in any dimension."""
     frames: int
     """Frames compared."""
-    beyond: int
-    """Frames that moved by more than one unit in any dimension."""
     mean_units: float
     """Mean absolute difference over frames and dimensions."""
-    max_units: float
-    probe_mm: dict[str, float]
-    """Name to mean error of the probe on the INT8 latents; empty if unknown."""
+    unit: str
+    by_backend: dict[str, int]
+    """Each backend's ``count``."""
+    band: None = None
+    """FP32 never looks again."""
 
     @property
-    def share(self) -> float:
-        """Share of frames that moved."""
-        return self.beyond / self.frames
+    def detail(self) -> dict[str, Any]:
+        """What a bundle records besides the counts."""
+        return {"unit": self.unit, "mean_units": self.mean_units, "by_backend": self.by_backend}
+
+    def __str__(self) -> str:
+        return (
+            f"the latent of {self.count} of {self.frames} held-out frames moves by more than one "
+            f"{self.unit} (at most {MAX_MOVED:.0%} may), by {self.mean_units:.3f} on average"
+        )
 
 
-def compare_latents(
-    before: Outputs, after: Outputs, encoding: Encoding, probe_mm: Mapping[str, float]
-) -> Moved:
-    """Compare outputs of the FP32 network with those of the INT8 one, (N, D) or (N, 2 D) each."""
-    units = unit(encoding, means(before, encoding))
-    difference = np.abs(means(after, encoding).astype(np.float64) - means(before, encoding)) / units
-    return Moved(
-        frames=len(before),
-        beyond=int((difference.max(axis=1) > 1.0).sum()),
-        mean_units=float(difference.mean()),
-        max_units=float(difference.max()),
-        probe_mm=dict(probe_mm),
-    )
+def gate_latents(before: Outputs, after: Mapping[str, Outputs], encoding: Encoding) -> Moved:
+    """Compare latents of FP32 with those of INT8, per backend; refuse if too many frames moved.
 
-
-def gate_latents(
-    by_backend: Mapping[str, Moved], fp32_mm: Mapping[str, float], *, posterior: bool
-) -> Moved:
-    """Return the worst backend; refuse if too many frames moved or the probe got worse.
-
-    ``fp32_mm`` is the probe's mean error by name on FP32 latents; ``posterior`` is for the message.
+    All are a network's outputs, ``(N, D)`` or ``(N, 2 D)``.
     """
-    for backend, one in by_backend.items():
-        if one.share > MAX_MOVED:
-            raise QuantizationRefusedError(
-                f"INT8 moves the latent of {one.beyond} of {one.frames} held-out frames "
-                f"({one.share:.1%}) by more than one {UNITS[posterior]} on {backend}, "
-                f"{one.mean_units:.2f} of it on average. Expected at most {MAX_MOVED:.0%} of the "
-                "frames; the bundle is unchanged and stays FP32. Train with a higher `beta`, which "
-                "makes the posterior broader."
-            )
-        for name, error in one.probe_mm.items():
-            limit = fp32_mm[name] + max(MORE_MM, MORE_SHARE * fp32_mm[name])
-            if error > limit:
-                raise QuantizationRefusedError(
-                    f"a linear probe reads the place of the {name} {error:.2f} mm off from INT8 "
-                    f"latents on {backend}, and {fp32_mm[name]:.2f} mm off from FP32 ones. Expected"
-                    f" at most {limit:.2f} mm; the bundle is unchanged and stays FP32. Train "
-                    "longer, or on more frames."
-                )
-    return max(by_backend.values(), key=lambda one: (one.share, one.mean_units))
+    latents = means(before, encoding)
+    units = unit(encoding, latents)
+    moved = {name: np.abs(means(one, encoding) - latents) / units for name, one in after.items()}
+    counts = {name: int((each.max(axis=1) > 1.0).sum()) for name, each in moved.items()}
+    worst = max(counts, key=lambda name: counts[name])
+    found = Moved(
+        count=counts[worst],
+        frames=len(before),
+        mean_units=float(moved[worst].mean()),
+        unit="posterior standard deviation" if encoding.std else "twentieth of its range",
+        by_backend=counts,
+    )
+    if found.count > MAX_MOVED * found.frames:
+        raise QuantizationRefusedError(
+            f"with INT8 on {worst} {found}. The bundle is unchanged and stays FP32. Train with a "
+            "higher `beta`, which makes the posterior broader."
+        )
+    return found

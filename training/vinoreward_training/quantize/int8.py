@@ -7,9 +7,9 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,77 +18,103 @@ from vinoreward.backends.base import load_backend
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import DatasetError, MissingExtraError, QuantizationRefusedError
-from vinoreward.rewards.classifier import Classifier, log_odds, logit, scores_of, threshold_distance
+from vinoreward.rewards.classifier import log_odds, logit, scores_of
 from vinoreward_training.configs import Int8
-from vinoreward_training.data.dataset import Dataset, split_by_episode
+from vinoreward_training.data.dataset import Dataset, Frames, split_by_episode
 from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.data.provenance import LEAST_HELD_OUT
 from vinoreward_training.quantize.gate import (
+    MAX_FLIPS,
+    MAX_MOVED,
     MAX_SECOND_LOOKS,
-    Bools,
     Floats,
     GateResult,
+    Moved,
     Outputs,
     gate,
+    gate_latents,
     halves,
 )
 from vinoreward_training.quantize.network import MAX_CALIBRATION_FRAMES, quantize_onnx
-from vinoreward_training.runs.bundles import add_int8, of_cut_images
+from vinoreward_training.runs.bundles import add_int8
 
 if TYPE_CHECKING:
     from vinoreward.backends.network import NetworkSpec
+    from vinoreward.bundles.schema import Encoding
 
 BACKENDS = ("openvino", "onnxruntime")
 """All that may run the INT8 network; the gate takes the worst of them."""
 METHOD = "nncf-ptq"
-MAX_FLIPS = 0.005
 GAIN = 1.1
 """How many times as long FP32 must take as INT8 on this processor."""
 TIMED_IMAGES = 40
-OPTIONS = ("int8", "max_flips", "beta")
-"""Of commands, that a refusal may name."""
+MAX_LATENTS = 2000
+"""Most held-out frames whose latents are compared."""
 
 Images = npt.NDArray[np.uint8]
 
 
-def classifier_int8(
-    bundle: Bundle, dataset: Dataset, mode: Int8, max_flips: float = MAX_FLIPS
-) -> str:
+def classifier_int8(bundle: Bundle, dataset: Dataset, mode: Int8) -> str:
     """Add INT8 to a saved classifier, compared on held-out frames; return the result in words.
 
     Raises:
         QuantizationRefusedError, DatasetError: the gate refuses it, or there are too few frames,
             and the mode is ``"on"``.
     """
-    return unless_refused(mode, lambda: _classifier(bundle, dataset, mode, max_flips))
+    return _unless_refused(bundle, dataset, split_by_episode(dataset), mode)
 
 
-def unless_refused(mode: Int8, add: Callable[[], str]) -> str:
-    """Return what ``add`` says, or why the gate refuses; with ``"on"`` a refusal is raised."""
+def encoder_int8(bundle: Bundle, frames: Frames, parts: Sequence[Indices], mode: Int8) -> str:
+    """Add INT8 to a saved encoder; see :func:`classifier_int8`.
+
+    ``parts`` are the indices of (train, validation, test).
+    """
+    return _unless_refused(bundle, frames, parts, mode)
+
+
+def _unless_refused(
+    bundle: Bundle, data: Dataset | Frames, parts: Sequence[Indices], mode: Int8
+) -> str:
     if mode == "off":
         return "not asked for"
     try:
-        return add()
+        return _add(bundle, data, parts, mode)
     except (QuantizationRefusedError, DatasetError, MissingExtraError) as error:
         if mode == "on":
             raise
-        return f"none, FP32 works all the same. {error.as_options(OPTIONS)}"
+        return f"none, FP32 works all the same. {error.as_options(('int8', 'beta'))}"
 
 
-def some_of(indices: Indices, count: int, purpose: int) -> Indices:
-    """Draw some indices, sorted; ``purpose`` is the seed."""
-    return np.sort(np.random.default_rng([0, purpose]).permutation(indices)[:count])
-
-
-def split_for(kind: str, parts: Sequence[Indices]) -> tuple[Indices, Indices]:
-    """Return the frames to calibrate on, and those held out."""
-    held_out = np.concatenate(parts[1:])
-    if len(held_out) < LEAST_HELD_OUT[kind]:
+def _add(bundle: Bundle, data: Dataset | Frames, parts: Sequence[Indices], mode: Int8) -> str:
+    classifier = bundle.spec.kind == "classifier"
+    # A classifier's data are already as its network wants them.
+    prepared = np.asarray if classifier else bundle.prepare
+    calibration = np.random.default_rng([0, 0xCA1]).permutation(parts[0])[:MAX_CALIBRATION_FRAMES]
+    held_out = np.sort(np.concatenate(parts[1:]))
+    if len(held_out) < (least := LEAST_HELD_OUT[bundle.spec.kind]):
         raise DatasetError(
-            f"{len(held_out)} frames are held out. Expected at least {LEAST_HELD_OUT[kind]} to "
-            "compare INT8 with FP32 on; add images, or go on in FP32."
+            f"{len(held_out)} frames are held out. Expected at least {least} to compare INT8 with "
+            "FP32 on; add images, or go on in FP32."
         )
-    return some_of(parts[0], MAX_CALIBRATION_FRAMES, 0xCA1), np.sort(held_out)
+    with quantized(bundle, prepared(data.images[np.sort(calibration)]), mode) as (int8, looks):
+        shown, episodes = prepared(data.images[held_out]), data.episodes[held_out]
+        found: GateResult | Moved
+        if classifier:
+            found = compare(bundle, int8, shown, episodes, max_second_looks=looks)
+        else:
+            found = compare_latents(bundle, int8, shown)
+        passed = Quantization(
+            passed=True,
+            flips=found.count,
+            frames=found.frames,
+            method=METHOD,
+            max_flip_rate=MAX_FLIPS if classifier else MAX_MOVED,
+            detail=found.detail
+            | {"calibration_frames": len(calibration), "dataset_sha256": data.sha256},
+        )
+        golden = outputs_of(int8, BACKENDS[0], bundle.golden.images)
+        add_int8(bundle, int8.path, passed, golden, found.band)
+    return str(found)
 
 
 @contextlib.contextmanager
@@ -133,7 +159,9 @@ def outputs_of(spec: NetworkSpec, backend: str, images: Images, *, batch_size: i
     """Return what ``spec`` gives for images (N, H, W, 3) on ``backend``; shows its progress."""
     from tqdm import tqdm
 
-    starts = tqdm(range(0, len(images), batch_size), desc=f"compare on {backend}", unit="batch")
+    starts = tqdm(
+        range(0, len(images), batch_size), desc=f"compare on {backend}", unit="batch", disable=None
+    )
     with load_backend(backend, spec) as network:
         parts = [network.infer(images[start : start + batch_size]) for start in starts]
     return np.concatenate(parts).astype(np.float32)
@@ -153,70 +181,24 @@ def compare(
     images: Images,
     episodes: Indices,
     *,
-    max_flips: float = MAX_FLIPS,
     max_second_looks: float = MAX_SECOND_LOOKS,
 ) -> GateResult:
     """Compare the decisions of an INT8 network on held-out frames with the bundle's FP32 one.
 
     ``images`` ``(N, H, W, 3)`` are as :meth:`Bundle.prepare` returns them, ``episodes`` ``(N,)``.
     """
-    before = log_odds_of(bundle.network("fp32"), BACKENDS[0], images, bundle)
     return gate(
-        before,
+        log_odds_of(bundle.network("fp32"), BACKENDS[0], images, bundle),
         {name: log_odds_of(int8, name, images, bundle) for name in BACKENDS},
         halves(episodes),
         logit(bundle.spec.decision.threshold),
-        max_flips=max_flips,
         max_second_looks=max_second_looks,
-        decided=_decided(bundle, images, before),
-        translation_band=bundle.spec.decision.translation_band or 0.0,
     )
 
 
-def _decided(bundle: Bundle, images: Images, log_odds: Floats) -> Bools:
-    """Return how FP32 decides (N,), of its log-odds and translation averages."""
-    decision = bundle.spec.decision
-    threshold = logit(decision.threshold)
-    decided = log_odds >= threshold
-    near = np.flatnonzero(
-        threshold_distance(log_odds, threshold) < (decision.translation_band or 0.0)
-    )
-    cut = of_cut_images(bundle)
-    with Classifier(cut, backend=BACKENDS[0], precision="fp32", guarded=False) as classifier:
-        for index in near:
-            decided[index] = classifier.compute_reward(images[index : index + 1])[0] > 0
-    return decided
-
-
-def _classifier(bundle: Bundle, dataset: Dataset, mode: Int8, max_flips: float) -> str:
-    calibration, held_out = split_for("classifier", split_by_episode(dataset))
-    images, episodes = dataset.images, dataset.episodes
-    with quantized(bundle, images[calibration], mode) as (int8, looks):
-        result = compare(
-            bundle,
-            int8,
-            images[held_out],
-            episodes[held_out],
-            max_flips=max_flips,
-            max_second_looks=looks,
-        )
-        gated = Quantization(
-            passed=True,
-            flips=result.flips.count,
-            frames=result.flips.frames,
-            method=METHOD,
-            max_flip_rate=max_flips,
-            detail={
-                "flip_rate_upper": result.flips.high,
-                "flips_without_second_look": result.alone.count,
-                "flip_rate_without_second_look": result.alone.share,
-                "second_looks_boundary_rich": result.looks_boundary,
-                "second_looks_held_out": result.looks_all,
-                "by_backend": {name: one.count for name, one in result.by_backend.items()},
-                "calibration_frames": len(calibration),
-                "dataset_sha256": dataset.sha256,
-            },
-        )
-        golden = outputs_of(int8, BACKENDS[0], bundle.golden.images)
-        add_int8(bundle, int8.path, gated, golden, result.band)
-    return str(result)
+def compare_latents(bundle: Bundle, int8: NetworkSpec, images: Images) -> Moved:
+    """Compare an INT8 encoder on held-out frames (N, H, W, 3) with the bundle's FP32 one."""
+    some = images[:: max(1, -(-len(images) // MAX_LATENTS))]
+    before = outputs_of(bundle.network("fp32"), BACKENDS[0], some)
+    after = {name: outputs_of(int8, name, some) for name in BACKENDS}
+    return gate_latents(before, after, cast("Encoding", bundle.spec.encoding))

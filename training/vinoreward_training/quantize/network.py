@@ -17,14 +17,8 @@ from numpy.typing import NDArray
 from vinoreward.backends.convert import quiet
 from vinoreward.backends.network import Preprocess, read_bytes
 from vinoreward.backends.onnxruntime import preprocess_numpy
-from vinoreward.backends.probe import try_network
 from vinoreward.backends.runtime import import_silently
-from vinoreward.errors import (
-    InputError,
-    ModelCorruptError,
-    QuantizationRefusedError,
-    needed_for,
-)
+from vinoreward.errors import InputError, QuantizationRefusedError, needed_for
 from vinoreward.files import atomic_path
 
 MAX_CALIBRATION_FRAMES = 300
@@ -41,8 +35,8 @@ def quantize_onnx(
     """Quantize ``model`` into ``out``; deterministic for the same file and frames.
 
     Args:
-        model: FP32 ``.onnx`` file whose one input is uint8 ``(N, H, W, 3)``, or what
-            ``preprocess`` makes of that.
+        model: FP32 ``.onnx`` file of a bundle that was checked. Its one input is uint8
+            ``(N, H, W, 3)``, or what ``preprocess`` makes of that.
         out: the ``.onnx`` file to write, atomically.
         frames: calibration images ``(N, H, W, 3)`` uint8; the first 300 are used.
         exact_bias: correct each layer's bias by running the network quantized so far, instead of
@@ -52,26 +46,16 @@ def quantize_onnx(
     Raises:
         InputError: the frames are not images of the network's size.
         QuantizationRefusedError: NNCF cannot quantize this network.
-        VinorewardError: those of ``Bundle.from_model``.
     """
 
     def prepared(frame: NDArray[np.uint8]) -> NDArray[Any]:
         return frame if preprocess is None else preprocess_numpy(frame, preprocess)
 
     shape = prepared(frames[:1]).shape
-    content = read_bytes(model, None)
-    try_network(model, content)
     with needed_for("quantizing", "train"):
         nncf: Any = import_silently("nncf")
         import onnx
-        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-    try:
-        network = onnx.load_model_from_string(content)
-        onnx.checker.check_model(network)
-    except (DecodeError, onnx.checker.ValidationError) as error:
-        raise ModelCorruptError(
-            f"{model} cannot be read as a network. Expected an ONNX file; export it again."
-        ) from error
+    network = onnx.load_model_from_string(read_bytes(model, None))
     source = network.graph.input[0]
     in_floats = nncf.IgnoredScope(names=_left_in_floats(network), validate=False)
     sizes = [axis.dim_value for axis in source.type.tensor_type.shape.dim]  # 0 where it is open

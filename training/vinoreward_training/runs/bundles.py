@@ -70,8 +70,6 @@ def add_int8(
     quantization: Quantization,
     golden_logits_int8: npt.NDArray[Any],
     int8_band: float | None = None,
-    *,
-    card: str | None = None,
 ) -> Path:
     """Add or replace a saved bundle's INT8 network and the result of its gate; return the folder.
 
@@ -84,7 +82,6 @@ def add_int8(
         quantization: the result of the gate.
         golden_logits_int8: ``(G, K)`` outputs of the INT8 network for the bundle's golden images.
         int8_band: see :class:`~vinoreward.bundles.schema.Decision`.
-        card: new text of ``README.md``; None keeps it.
     """
     decision = dataclasses.replace(bundle.spec.decision, int8_band=int8_band)
     return update_bundle(
@@ -92,7 +89,7 @@ def add_int8(
         dataclasses.replace(bundle.spec, quantization=quantization, decision=decision),
         {INT8_FILE: Path(int8_path)},
         dataclasses.replace(bundle.golden, logits_int8=golden_logits_int8),
-        card or card_of(bundle.path),
+        card_of(bundle.path),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from vinoreward.backends.base import load_backend
 from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.network import NetworkSpec
-from vinoreward.errors import ModelCorruptError, OutputError
+from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
 from vinoreward.files import save_state
 from vinoreward.processes import interrupt_between
 from vinoreward_actors.actor_learner.learners.networks import has_bf16
-from vinoreward_training.runs.machine import free_cores, freed_memory_kept
+from vinoreward_training.runs.machine import freed_memory_kept, threads
 from vinoreward_training.runs.run_folder import read_tensors
 
 CHECKPOINT = "checkpoint.pt"
@@ -38,23 +38,22 @@ Images = npt.NDArray[np.uint8]
 
 def prepare_torch(seed: int) -> None:
     """Set torch's threads and seed; call it before a network is built."""
-    torch.set_num_threads(free_cores())
+    torch.set_num_threads(threads())
     torch.manual_seed(seed)
 
 
 class Fit(abc.ABC):
     """One training: a network, its optimiser and its progress.
 
-    A subclass defines a step's loss, the learning rate, an evaluation, a check of checkpoints, and
-    the constants below. It may set ``reader``, a module that is trained too but not exported,
-    before this one's ``__init__``. Where the processor has bfloat16, the first three quarters of
-    the steps use it.
+    A subclass defines a step's loss, the learning rate, an evaluation, and the constants below.
+    Where the processor has bfloat16, the first three quarters of the steps use it.
 
     Args:
         module: trained in place.
         optimiser: of its parameters.
         train: numbers of the frames to train on.
         folder: holds the checkpoint.
+        about: what is trained on and how, by name: a checkpoint must be of the same.
         steps: in all.
         every: steps between evaluations.
         batch_size: frames per step.
@@ -62,6 +61,9 @@ class Fit(abc.ABC):
         resume: continue from the checkpoint, if there is one.
         patience: epochs without a better score before training stops; None: never.
         shares: (N,) how often each frame is drawn; None: each once an epoch.
+
+    Raises:
+        ConfigError, ModelCorruptError: the checkpoint is of something else, or damaged.
     """
 
     POSTFIX: tuple[str, ...] = ()
@@ -70,7 +72,6 @@ class Fit(abc.ABC):
     """Steps between checkpoints: what a kill can cost."""
     CLIP: float
     """Largest norm of the gradient."""
-    reader: nn.Module | None = None
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class Fit(abc.ABC):
         train: Indices,
         folder: Path,
         *,
+        about: dict[str, Any],
         steps: int,
         every: int,
         batch_size: int,
@@ -96,13 +98,13 @@ class Fit(abc.ABC):
         self._bf16 = has_bf16(torch.device("cpu"))
         self._optimiser = optimiser
         self._train, self._shares = train, shares
-        self._folder = folder
+        self._checkpoint, self._about = folder / CHECKPOINT, about
         self._every, self._patience = every, patience
         self._best: dict[str, Tensor] = {}
         self._best_loss, self._best_epoch = math.inf, -1
         self._order: tuple[int, Indices] | None = None
         self._per_epoch = steps_per_epoch(train, batch_size)
-        if resume:
+        if resume and self._checkpoint.is_file():
             self._load()
 
     @abc.abstractmethod
@@ -120,20 +122,11 @@ class Fit(abc.ABC):
         ``losses`` are of the steps since the last evaluation.
         """
 
-    @abc.abstractmethod
-    def _about(self) -> dict[str, Any]:
-        """Return what a checkpoint says besides weights and step."""
-
-    @abc.abstractmethod
-    def _check(self, about: Mapping[str, Any], path: Path) -> None:
-        """Raise a VinorewardError if a checkpoint with this ``_about`` is of something else."""
-
     def save(self) -> None:
         """Write the checkpoint: weights, optimiser, best weights and the step; atomically."""
         state = {
-            **self._about(),
+            "about": self._about,
             "model": self.module.state_dict(),
-            "reader": None if self.reader is None else self.reader.state_dict(),
             "optimiser": self._optimiser.state_dict(),
             "step": self.step,
             "best_loss": self._best_loss,
@@ -141,24 +134,23 @@ class Fit(abc.ABC):
             "best": self._best,
             "history": self.history,
         }
-        save_state(self._folder / CHECKPOINT, state)
+        save_state(self._checkpoint, state)
 
     def _load(self) -> None:
-        """Go on from the checkpoint if there is one."""
-        path = self._folder / CHECKPOINT
-        if not path.is_file():
-            return
+        """Go on from the checkpoint."""
+        path = self._checkpoint
         state = read_tensors(path)
-        self._check(state, path)
+        if (found := state.get("about")) != self._about:
+            raise ConfigError(
+                f"{path} was written with {found}. Expected {self._about}: a checkpoint goes on "
+                "with the same images and settings; train in a new folder with --out."
+            )
         try:
             self.module.load_state_dict(state["model"])
-            if self.reader is not None:
-                self.reader.load_state_dict(state["reader"])
             self._optimiser.load_state_dict(state["optimiser"])
             self.step, self.history = int(state["step"]), list(state["history"])
-            self._best_loss = float(state.get("best_loss", math.inf))
-            self._best_epoch = int(state.get("best_epoch", -1))
-            self._best = dict(state.get("best") or {})
+            self._best_loss, self._best_epoch = state["best_loss"], state["best_epoch"]
+            self._best = dict(state["best"])
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ModelCorruptError(
                 f"{path} does not fit this run ({str(error).splitlines()[0]}). Expected the "
@@ -200,44 +192,48 @@ class Fit(abc.ABC):
             )
         return losses
 
-    def run(
-        self,
-        on_step: Callable[[int, Record], None] = lambda step, parts: None,
-        on_record: Callable[[Record], None] = lambda record: None,
-        until: int | None = None,
-    ) -> None:
-        """Train to the end, then load the best weights where a score chooses them.
+    def run(self, title: str, until: int | None = None) -> None:
+        """Train to the end with a progress bar, then load the best weights where a score chooses.
 
-        ``on_step`` gets each step and the parts of its loss, ``on_record`` each evaluation. Ctrl-C
-        lets the step finish, saves the checkpoint and raises KeyboardInterrupt. ``until`` ends it
-        after that step, which an evaluation follows, to be continued by another call.
+        Ctrl-C lets the step finish, saves the checkpoint and raises KeyboardInterrupt. ``until``
+        ends it after that step, to be continued by another call.
         """
+        from tqdm import tqdm
+
         last = self.steps if until is None else min(until, self.steps)
+        size = self._batch_size
+        bar = tqdm(
+            total=last * size, initial=self.step * size, desc=title, unit="frame", disable=None
+        )
         self.module.train()
         losses: list[Record] = []
         # Between steps only: half a step saved would not lead to the very same weights again.
-        with interrupt_between() as check, freed_memory_kept():
+        with bar, interrupt_between() as check, freed_memory_kept():
             while self.step < last and not self._flat():
                 losses.append(self._step())
-                on_step(self.step, losses[-1])
+                bar.update(size)
                 due = self.step % self._every == 0 or self.step == self.steps
                 if due:
-                    self.module.eval()
-                    record, score = self._evaluate(losses)
-                    self.module.train()
+                    self._record(losses)
+                    bar.set_postfix({name: self.history[-1][name] for name in self.POSTFIX})
                     losses = []
-                    if score is not None and score < self._best_loss:
-                        self._best_loss, self._best_epoch = score, self._epoch()
-                        weights = self.module.state_dict()
-                        self._best = {name: one.clone() for name, one in weights.items()}
-                    self.history.append(record)
-                    on_record(record)
-                if due or self.step % self.SAVE_EVERY == 0:
+                if due or self.step % self.SAVE_EVERY == 0 or self.step == last:
                     self.save()
                 check(self.save)
-        if self._best and (last == self.steps or self._flat()):
+        if self._best and (self.step == self.steps or self._flat()):
             self.module.load_state_dict(self._best)
         self.module.eval()
+
+    def _record(self, losses: list[Record]) -> None:
+        """Evaluate, and keep the weights if they are the best so far."""
+        self.module.eval()
+        record, score = self._evaluate(losses)
+        self.module.train()
+        if score is not None and score < self._best_loss:
+            self._best_loss, self._best_epoch = score, self._epoch()
+            weights = self.module.state_dict()
+            self._best = {name: one.clone() for name, one in weights.items()}
+        self.history.append(record)
 
     def _epoch(self) -> int:
         return self.step // self._per_epoch
@@ -245,21 +241,6 @@ class Fit(abc.ABC):
     def _flat(self) -> bool:
         waited = self._epoch() - max(0, self._best_epoch)
         return self._patience is not None and waited >= self._patience
-
-    def show(self, title: str, until: int | None = None) -> None:
-        """Train with a progress bar; see :meth:`run`."""
-        if until is not None and self.step >= until:
-            return
-        from tqdm import tqdm
-
-        size = self._batch_size
-        total, done = (until or self.steps) * size, self.step * size
-        with tqdm(total=total, initial=done, desc=title, unit="frame", smoothing=0.05) as bar:
-
-            def on_record(record: Record) -> None:
-                bar.set_postfix({name: f"{record[name]:.4g}" for name in self.POSTFIX})
-
-            self.run(lambda step, parts: bar.update(size), on_record, until)
 
 
 def predict(

@@ -7,7 +7,6 @@ import ctypes
 import os
 import platform
 import subprocess
-import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -79,23 +78,23 @@ def package_versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str | None]
     return versions
 
 
-def git_commit(file: Path | None = None) -> str | None:
+def git_commit(file: Path = Path(__file__)) -> str | None:
     """Return the commit this code is at (with ``-dirty`` for changes), None outside of git.
 
     Installed into an environment that lies in somebody's repository, the code has no commit.
     """
-    here = Path(__file__).resolve() if file is None else file
-    tracked = ["git", "ls-files", "--error-unmatch", here.name]
+    tracked = ["git", "ls-files", "--error-unmatch", file.name]
     described = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    output = ""
     try:
-        for command in (tracked, described):
-            output = subprocess.run(
-                command, cwd=here.parent, capture_output=True, text=True, timeout=10, check=True
+        found = [
+            subprocess.run(
+                words, cwd=file.parent, capture_output=True, text=True, timeout=10, check=True
             ).stdout
+            for words in (tracked, described)
+        ]
     except (OSError, subprocess.SubprocessError):
         return None
-    return output.strip() or None
+    return found[-1].strip() or None
 
 
 def describe_machine() -> dict[str, object]:
@@ -121,30 +120,10 @@ def _cpu_info(key: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
-def free_cores(seconds: float = 0.2) -> int:
-    """Return how many threads to compute on: ``OMP_NUM_THREADS``, or else one per free core.
-
-    Free are the :func:`usable_cores` that nobody uses for some ``seconds``, at least 1: a thread
-    that shares its core makes the others wait for it, in every layer of a network.
-    """
+def threads() -> int:
+    """Return how many threads to compute on: ``OMP_NUM_THREADS``, or else one per usable core."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # "4,2" is for nested loops
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
-    try:
-        before = _idle_seconds()
-        time.sleep(seconds)
-        idle = (_idle_seconds() - before) / seconds
-    except (AttributeError, OSError, ValueError, IndexError):  # another system
-        return usable_cores()
-    return max(1, min(usable_cores(), round(idle)))
-
-
-def _idle_seconds() -> float:
-    """Return for how long the cores of this process have had nothing to do."""
-    rows = [line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines()]
-    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    ticks = sum(int(row[4]) for row in rows if row and row[0] in mine)
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return int(asked) if asked.isdecimal() and int(asked) > 0 else usable_cores()
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4

@@ -29,9 +29,6 @@ from vinoreward_training.tasks.trust import names_function, trust_args
 if TYPE_CHECKING:
     from vinoreward.bundles.schema import BundleSpec
 
-IMAGES = "data/new"
-"""Stands for a folder of images to score."""
-
 
 def command(*words: object) -> str:
     """Return a command line."""
@@ -110,19 +107,20 @@ def after_bundle(bundle: Path, spec: BundleSpec, data: Path, tested: int) -> str
 
 
 def to_more_images(data: Path, frames: int) -> str:
-    """Return the command that adds images to a capture; words where no capture made them."""
+    """Return the command that adds images to a capture; words where they are of no capture."""
     known = recorded(data)
     names: dict[str, Any] = {name: known.get(name) for name in ("env", "truth", "policy")}
     played = "per_episode" in known and not known.get("recordings")
     if played and all(value is None or short_text(value) for value in names.values()):
-        return resume_capture(CaptureConfig(out=data, **names), "--frames", str(frames))
+        config = CaptureConfig(out=data, **names)
+        return resume_capture(config, "--frames", str(frames))
     return f"add images to {data}, about {frames} in all, and finetune into another folder"
 
 
 def after_mending(bundle: Path, config: MendConfig) -> str:
-    """Return the training again whose claims were labelled, now with what was mended.
+    """Return the command that trains again, with the mended bundle, where claims were labelled.
 
-    Where no run's claims were labelled: the audit, with the usual seed, of what was mended.
+    Where no run's claims were labelled: the audit of the mended bundle.
     """
     for folder in reversed(config.labels):
         run = recorded(folder)
@@ -176,27 +174,19 @@ FEW = 10
 def after_labelling(options: Mapping[str, object], left: int, unlabelled: int = 0) -> str:
     """Return the command that continues labelling or, once it is done, uses the labels.
 
-    ``options`` are those given to this sitting, ``left`` the images that it still has,
-    ``unlabelled`` those of all sittings. If there is no classifier to mend, the command lets
-    somebody else label the same images. If the classifier's data are unknown, ``ITS_DATA`` stands
-    for them, and a further line says so.
+    ``options`` are those of this sitting, ``left`` the images that it still has, ``unlabelled``
+    those of all sittings. If there is no classifier to mend, somebody else may label them again.
     """
     folder = options.get("--run") or options.get("--data")
     bundle = options.get("--bundle")
     if bundle is None and "--run" in options:
-        bundle = _bundle_of(recorded(Path(str(folder))))
+        bundle = recorded(Path(str(folder))).get("bundle")
     # What is left of images that are all labelled are blind duplicates.
     done = not (left and unlabelled)
-    if done and bundle and folder and "--out" not in options:
+    if done and short_text(bundle) and folder and "--out" not in options:
         return _to_mend(str(bundle), Path(str(folder)))
     somebody = [] if unlabelled else ["--labeller", "SOMEBODY-ELSE"]
     return command("label", *option_words(options), *somebody)
-
-
-def _bundle_of(run: Mapping[str, Any]) -> str | None:
-    """Return the bundle that a run's settings name; None if there is none to be shown."""
-    bundle = run.get("bundle")
-    return bundle if short_text(bundle) else None
 
 
 def _to_mend(bundle: str, labels: Path) -> str:
@@ -212,13 +202,8 @@ def _to_mend(bundle: str, labels: Path) -> str:
     folders = [*(one for one in earlier if one.is_dir() and one != labels), labels]
     stem = Path(bundle).parent.name if Path(bundle).name == "bundle" else Path(bundle).name
     stem = re.sub(r"-(classifier|mended(-\d+)?)$", "", stem)
-    line = command(
-        *words, "--labels", *folders, "--out", unique_path(Path("runs") / f"{stem}-mended")
-    )
-    if Path(bundle).is_dir() and not (Path(bundle) / "model.safetensors").is_file():
-        # Somebody else's network, which mend cannot train; another can be.
-        out = unique_path(Path("runs") / f"{stem}-classifier")
-        line = command("finetune", *words[3:], "--out", out)
+    out = unique_path(Path("runs") / f"{stem}-mended")
+    line = command(*words, "--labels", *folders, "--out", out)
     return line if known else f"{line}\n({ITS_DATA} stands for the images it was trained on)"
 
 
@@ -231,9 +216,9 @@ def after_audit(bundle: str, findings: Path, count: int) -> str:
 
 def to_mend(run: Path, truths: int) -> str:
     """Return what mends the classifier by a run's claims, so many of which carry the truth."""
-    bundle = _bundle_of(recorded(run))
-    if bundle is None or truths < FEW:
-        useful = [] if bundle is None else ["--bundle", bundle]
+    bundle = recorded(run).get("bundle")
+    if not short_text(bundle) or truths < FEW:
+        useful = ["--bundle", bundle] if short_text(bundle) else []
         return command("label", "--run", run, *useful, "--limit", LABELS)
     return _to_mend(bundle, run)
 
@@ -277,18 +262,9 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
 
 
 def _program(bundle: Path, kind: str) -> str:
-    """Return a program that runs a bundle on images, and what stands for theirs."""
+    """Return the line of Python that runs a bundle on images."""
     runner, method = ("Encoder", "encode") if kind == "encoder" else ("Classifier", "predict")
-    lines = (
-        f"in Python, for each image of a folder ({IMAGES} stands for yours):",
-        "from pathlib import Path",
-        f"from vinoreward import {runner}",
-        "from vinoreward.images import read_image",
-        f"model = {runner}({str(bundle)!r})",
-        f"for path in sorted(Path({IMAGES!r}).iterdir()):",
-        f"    print(path, model.{method}(read_image(path)[None]))",
-    )
-    return "\n    ".join(lines)
+    return f"in Python, vinoreward.{runner}({str(bundle)!r}).{method}(images)"
 
 
 def _has_own_reward(env_id: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import csv
 import dataclasses
 import html
@@ -11,8 +10,6 @@ import io
 import math
 import platform
 import re
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,41 +28,25 @@ from vinoreward_training.runs.bundles import front_matter
 from vinoreward_training.runs.machine import package_versions
 from vinoreward_training.runs.run_folder import NEVER_FROM_A_FILE, plain
 
-MEDIA_TYPES = {
-    ".png": "image/png", ".gif": "image/gif", ".jpg": "image/jpeg", ".jpeg": "image/jpeg",
-    ".mp4": "video/mp4",
-}  # fmt: skip
-"""File suffix in lower case to the media type, for what a report can show."""
+MEDIA_TYPES = {".png": "image/png", ".gif": "image/gif", ".mp4": "video/mp4"}
+"""File suffix to the media type, for what a report can show."""
 
 STYLE = """
-:root { color-scheme: light dark; --line: #d0d4da; --soft: #f4f5f7; --text: #1b1f24; --back: #fff }
-@media (prefers-color-scheme: dark) {
-  :root { --line: #3a3f47; --soft: #22262c; --text: #e6e8eb; --back: #16181c }
-}
+:root { color-scheme: light dark; --line: #d0d4da; --text: #1b1f24; --back: #fff }
+@media (prefers-color-scheme: dark) { :root { --line: #3a3f47; --text: #e6e8eb; --back: #16181c } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back);
   max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem }
 p { white-space: pre-wrap }
 .table { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top }
-th { background: var(--soft); vertical-align: bottom } .number { text-align: right }
-td.short { white-space: nowrap }
+.number { text-align: right }
 .images { display: flex; flex-wrap: wrap; gap: 1rem; align-items: flex-start }
 figure { margin: .5rem 0; max-width: 100% }
-.images .half { flex: 1 1 18rem; max-width: calc(50% - .5rem) }
-figcaption { font-size: .85rem; opacity: .75 }
-@media (max-width: 40rem) { .images .half { flex: none; max-width: 100% }
-  body { margin: 1rem auto } th, td { padding: .3rem .45rem }
-  table { font-size: .9rem } }
 img, video { max-width: 100%; height: auto; background: #fff; border: 1px solid var(--line) }
 """
 
-HALF_WIDTH = 600
-"""Pixels. If a section has several images, those up to this width are placed two in a row."""
-SHORT = 24
-"""Cells of up to this many characters stay on one line."""
 MAX_TABLE = 1 << 28
 """Bytes of a table: ten million episodes."""
 EPISODE_COLUMNS = ("step", "reward", "length", "claimed", "true", "ood")
@@ -159,9 +140,8 @@ def _section(section: Section) -> str:
     if section.rows:
         parts.append(_table(section.rows))
     if section.images:
-        several = len(section.images) > 1
         shown_images = "\n".join(
-            _image(path, section.captions.get(path.name, path.name), several=several)
+            _image(path, section.captions.get(path.name, path.name))
             for path in map(Path, section.images)
         )
         parts.append(f'<div class="images">\n{shown_images}\n</div>')
@@ -171,10 +151,7 @@ def _section(section: Section) -> str:
 
 def _table(rows: Sequence[Mapping[str, object]]) -> str:
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    head = "".join(
-        f"<th{_class(_is_number(rows[0].get(column)) and 'number')}>{html.escape(str(column))}</th>"
-        for column in columns
-    )
+    head = "".join(f"<th>{html.escape(str(column))}</th>" for column in columns)
     # A table of names and values has no column headings.
     headed = any(str(column).strip() for column in columns)
     head = f"<thead><tr>{head}</tr></thead>\n" if headed else ""
@@ -184,19 +161,9 @@ def _table(rows: Sequence[Mapping[str, object]]) -> str:
     return f'<div class="table"><table>\n{head}<tbody>\n{body}\n</tbody></table></div>'
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _class(name: str | bool) -> str:
-    return f' class="{name}"' if name else ""
-
-
 def _cell(value: object) -> str:
-    text = shown(value)
-    # Short texts, such as a number with its unit, stay on one line.
-    kind = "number" if _is_number(value) else "short" if len(text) <= SHORT else ""
-    return f"<td{_class(kind)}>{html.escape(text)}</td>"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"<td{' class=number' * number}>{html.escape(shown(value))}</td>"
 
 
 def shown(value: object) -> str:
@@ -209,12 +176,14 @@ def shown(value: object) -> str:
         if not math.isfinite(value):
             return "-"
         return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(shown, value))
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {shown(one)}" for name, one in value.items()) or "-"
     return str(value)
 
 
-def _image(path: Path, caption: str, *, several: bool) -> str:
+def _image(path: Path, caption: str) -> str:
     kind = MEDIA_TYPES.get(path.suffix.lower())
     if kind is None:
         raise ConfigError(
@@ -227,24 +196,11 @@ def _image(path: Path, caption: str, *, several: bool) -> str:
             "the report."
         )
     source = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
-    name, size = html.escape(caption), ""
+    name = html.escape(caption)
+    media = f'<img src="{source}" alt="{name}">'
     if kind.startswith("video"):
         media = f'<video src="{source}" controls loop muted></video>'
-    else:
-        media = f'<img src="{source}" alt="{name}">'
-        size = _class("half" if several and _width(path) <= HALF_WIDTH else "")
-    return f"<figure{size}>{media}<figcaption>{name}</figcaption></figure>"
-
-
-def _width(path: Path) -> int:
-    """Return an image's width in pixels, 0 if it cannot be read."""
-    from PIL import Image
-
-    try:
-        with Image.open(path, formats=("PNG", "GIF", "JPEG", "WEBP")) as image:
-            return image.width
-    except OSError:
-        return 0
+    return f"<figure>{media}<figcaption>{name}</figcaption></figure>"
 
 
 def publish(
@@ -326,31 +282,12 @@ def rolling_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np
 def new_figure(width: float = 5.0, height: float = 4.0, dpi: int = 110) -> Any:
     """Return a matplotlib figure; ``width`` and ``height`` are in inches."""
     # Not pyplot: it has global state, which a user's own code may use, and may need a display.
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ValueError as error:
-        raise ConfigError(
-            f"matplotlib does not start: {str(error).partition(';')[0][:200]}. Expected MPLBACKEND "
-            "to be unset, or a backend that matplotlib knows; unset it, and continue with --resume."
-        ) from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def prepare_figures() -> None:
-    """Import what :func:`new_figure` needs in a background thread, to save time later."""
-    if "matplotlib.figure" in sys.modules:
-        return
-
-    def load() -> None:
-        # Errors are reported when new_figure is called again.
-        with contextlib.suppress(ImportError, ConfigError):
-            new_figure()
-
-    threading.Thread(target=load, name="vinoreward-figures", daemon=True).start()
 
 
 def save_figure(figure: Any, path: Path) -> Path:

@@ -17,7 +17,6 @@ import yaml
 
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, RunFolderError
 from vinoreward.files import (
-    is_inside,
     open_plain,
     read_state,
     reason_of,
@@ -54,14 +53,14 @@ def plain_numbers(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def made(folder: Path) -> Path:
+def ensure_dir(folder: Path) -> Path:
     """Return a folder of a run after making it if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(
-            f"{folder} cannot be made: {error.strerror or error}. Expected a writable folder, as "
-            "the run writes into it; remove what is in its place."
+            f"{folder} cannot be created: {error.strerror or error}. Expected a writable folder; "
+            "remove what is in its place, or choose another with --out."
         ) from error
     return folder
 
@@ -93,33 +92,8 @@ def read_tensors(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def refuse_links(folder: Path) -> None:
-    """Raise RunFolderError if a link in a folder leads out of it, or a subfolder is unreadable.
-
-    The folder itself may be a link.
-    """
-    for here, folders, files in os.walk(folder, onerror=_unreadable):
-        for path in (Path(here, name) for name in (*folders, *files)):
-            if path.is_symlink() and not is_inside(folder, path):
-                raise RunFolderError(
-                    f"{path} is a link to {os.path.realpath(path)}, out of the folder. Expected "
-                    "all of a run's files in its own folder; remove the link, or replace it by "
-                    "what it points to."
-                )
-
-
-def _unreadable(error: OSError) -> None:
-    raise RunFolderError(
-        f"{error.filename} cannot be read: {error.strerror or error}. Expected readable folders in "
-        "a run; check its permissions."
-    ) from error
-
-
 class RunFolder:
-    """Locks a folder for the length of a ``with`` block; makes it if it is missing.
-
-    Refuses a folder with links out of it: a folder from somebody else must not have us write
-    elsewhere.
+    """Locks a folder for the length of a ``with`` block; creates it if it is missing.
 
     Args:
         path: the folder.
@@ -134,48 +108,16 @@ class RunFolder:
         self.path = Path(path)
         self._config, self._resume, self._again = config, resume, again
         self._lock: IO[bytes] | None = None
-        self._made = False
-        self._before: tuple[bytes, dict[str, int]] | None = None
+        self._new = False
+        self._before: bytes | None = None
 
     def __enter__(self) -> Path:
-        """Take the lock and record the configuration; return the folder's path."""
-        try:
-            self._made = not self.path.exists()
-            self.path.mkdir(parents=True, exist_ok=True)
-            refuse_links(self.path)
-            lock = open_plain(self.path / ".lock", "a+b")
-        except RunFolderError:
-            raise
-        except OSError as error:
-            raise RunFolderError(
-                f"cannot write the run folder {self.path}: {error.strerror or error}. Expected a "
-                "writable folder; choose another with --out."
-            ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.seek(0)
-            holder = lock.read(20).decode("ascii", "replace").strip() or "unknown"
-            lock.close()
-            raise RunFolderError(
-                f"the run folder {self.path} is in use by process {holder}. Expected one writer; "
-                "wait for it, stop it, or choose another folder with --out."
-            ) from error
-        try:
-            lock.truncate(0)
-            lock.write(str(os.getpid()).encode("ascii"))
-            lock.flush()
-        except OSError as error:
-            with contextlib.suppress(OSError):  # closing tries to write it once more
-                lock.close()
-            raise RunFolderError(
-                f"the run folder {self.path} cannot be written: {error.strerror or error}. "
-                "Expected free space; make some, or choose another folder with --out."
-            ) from error
-        self._lock = lock
+        """Lock the folder and record the configuration; return the folder's path."""
         recorded = self.path / CONFIG
+        self._new = not self.path.exists()
+        self._lock = _locked(ensure_dir(self.path))
         if recorded.exists() and not self._resume:
-            self.__exit__(None)
+            self._unlock()
             raise ConfigError(
                 f"{self.path} already holds a run. Expected a new folder; add --resume to continue "
                 "that run or choose another folder with --out."
@@ -184,38 +126,61 @@ class RunFolder:
         for name in NEVER_FROM_A_FILE:
             settings.pop(name, None)
         try:
-            if recorded.is_file():
-                self._before = (recorded.read_bytes(), self._written())
+            self._before = recorded.read_bytes() if recorded.is_file() else None
             write_text(recorded, yaml.safe_dump(settings, sort_keys=False))
         except RunFolderError:
-            self.__exit__(None)
+            self._unlock()
             raise
         return self.path
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Give the folder back; a run that failed before it wrote anything leaves it as it was."""
-        if self._lock is None:
-            return
-        if self._again is not None and kind is not None and issubclass(kind, KeyboardInterrupt):
-            print(f"\nContinue with: {self._again}")
+        """Unlock the folder; a run that failed leaves the configuration that was there.
+
+        A new one that failed before it wrote anything leaves nothing.
+        """
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            if self._again is not None:
+                print(f"\nContinue with: {self._again}")
         elif kind is not None and self._before is not None:
-            if self._written() == self._before[1]:
-                write_bytes(self.path / CONFIG, self._before[0])
+            write_bytes(self.path / CONFIG, self._before)
         elif kind is not None and self._empty():
             (self.path / CONFIG).unlink(missing_ok=True)
-            if self._made:
+            if self._new:
                 shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
-        self._lock = None
+        self._unlock()
 
-    def _written(self) -> dict[str, int]:
-        """Return when each part of the folder was written, but for what is written here."""
-        return {
-            entry.name: entry.stat(follow_symlinks=False).st_mtime_ns
-            for entry in os.scandir(self.path)
-            if entry.name not in (CONFIG, ".lock")
-        }
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            with contextlib.suppress(OSError):  # of a full disk
+                self._lock.close()
+        self._lock = None
 
     def _empty(self) -> bool:
         files = {file.name for file in self.path.rglob("*") if not file.is_dir()}
         return files <= {CONFIG, ".lock"}
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """Return the lock of a folder, which names this process; RunFolderError if another has it."""
+    try:
+        lock = open_plain(folder / ".lock", "a+b")
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write the run folder {folder}: {error.strerror or error}. Expected a "
+            "writable folder; choose another with --out."
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.seek(0)
+        holder = lock.read(20).decode("ascii", "replace").strip() or "unknown"
+        lock.close()
+        raise RunFolderError(
+            f"the run folder {folder} is in use by process {holder}. Expected one writer; "
+            "wait for it, stop it, or choose another folder with --out."
+        ) from error
+    with contextlib.suppress(OSError):  # a full disk, of which the first real file will tell
+        lock.truncate(0)
+        lock.write(str(os.getpid()).encode("ascii"))
+        lock.flush()
+    return lock

@@ -10,7 +10,6 @@ import argparse
 import ast
 import contextlib
 import dataclasses
-import difflib
 import functools
 import inspect
 import json
@@ -24,14 +23,12 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 import yaml
 
 from vinoreward.errors import ConfigError, ModelNotFoundError
-from vinoreward.files import read_plain, shown
+from vinoreward.files import shown
 from vinoreward_training.configs.task import RUNS_CODE
 from vinoreward_training.runs.run_folder import CONFIG, NEVER_FROM_A_FILE, plain
 from vinoreward_training.tasks.trust import agree_to_run
 
 PRESETS = Path(str(files("vinoreward_training") / "presets"))
-MAX_YAML = 64 << 10
-"""Bytes of a file of settings; the largest preset has three thousand."""
 _Config = TypeVar("_Config")
 _Any = TypeVar("_Any")
 
@@ -71,14 +68,16 @@ class Settings(Generic[_Config]):
     """The dataclass of the command's options."""
     fixed: tuple[str, ...] = ()
     """Options that a resumed run cannot change."""
-    task: Callable[[Mapping[str, Any]], tuple[Path, Mapping[str, Any]] | None] = lambda given: None
-    """Returns the file that records the task of what is given, and the settings that it holds."""
+    task: Callable[[Mapping[str, Any]], tuple[Path, Mapping[str, Any]] | None] = lambda settings: (
+        None
+    )
+    """Returns the file that records the task, and the settings that it holds."""
     preset: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda settings: {}
     """Returns the preset for all settings so far."""
     recorded: Callable[[dict[str, Any], Path], dict[str, Any]] = lambda settings, path: settings
     """Checks the settings of a run's file."""
     check: Callable[[_Config, _Config | None], _Config] = lambda config, before: config
-    """Checks and completes the settings, given those that a resumed run recorded."""
+    """Checks and completes the settings; the others are those that a resumed run recorded."""
 
     @property
     def names(self) -> list[str]:
@@ -92,7 +91,7 @@ class Settings(Generic[_Config]):
     def of(self, **named: Any) -> _Config:
         """Return the settings with those named here on top, as on the command line."""
         base, sources = self._base(named)
-        return self._settled(merged(base, named), named, base, sources)
+        return self._validated(merged(base, named), named, base, sources)
 
     def parse(self, arguments: Sequence[str], *, prog: str) -> _Config:
         """Return the settings of a command line; raises as :meth:`of` does."""
@@ -106,7 +105,7 @@ class Settings(Generic[_Config]):
             }
             default = checked(self.kind, {**base, **empty})
         config = command_line(self.kind, arguments, prog=prog, default=default)
-        return self._settled(merged(base, vars(config)), named, base, sources)
+        return self._validated(merged(base, vars(config)), named, base, sources)
 
     def _required(self) -> list[str]:
         return [
@@ -127,11 +126,11 @@ class Settings(Generic[_Config]):
                 parser.add_argument(*option, nargs="?", dest=name)
         if "resume" in hints:
             parser.add_argument("--resume", action="store_true")
-        given = vars(parser.parse_known_args(arguments)[0])
+        found = vars(parser.parse_known_args(arguments)[0])
         return {
             # As tyro reads it where None is allowed.
             name: None if value == "None" and NoneType in get_args(hints[name]) else value
-            for name, value in given.items()
+            for name, value in found.items()
             if value is not None  # tyro refuses an option without its value
         }
 
@@ -156,7 +155,7 @@ class Settings(Generic[_Config]):
         preset = self.preset({**defaults, **task, **settings, **named})
         return merged(defaults, preset, task, settings), sources
 
-    def _settled(
+    def _validated(
         self,
         values: Mapping[str, Any],
         named: Mapping[str, Any],
@@ -217,8 +216,8 @@ def command_line(
         shown_kind, default = _first_screen(kind, first, default)
         more = len(fields(kind)) - len(first)  # type: ignore[arg-type]
         description += f"\n\n{prog} --help-all shows {more} more options."
-    given: dict[str, Any] = {} if default is None else {"default": default}
-    config = tyro.cli(shown_kind, prog=prog, description=description, args=words, **given)
+    defaults: dict[str, Any] = {} if default is None else {"default": default}
+    config = tyro.cli(shown_kind, prog=prog, description=description, args=words, **defaults)
     # "--env-kwargs rescale false" gives the word otherwise, which counts as true.
     tables = {
         name: {key: _literal(item) for key, item in value.items()}
@@ -249,7 +248,7 @@ def _first_screen(kind: Any, first: Collection[str], default: Any) -> tuple[type
 def _literal(value: Any) -> Any:
     """Return a word of the command line as the flag, list or table that it is written as.
 
-    A list or a tuple becomes a list, as YAML has it; :func:`make_env` makes it a tuple again.
+    A list or a tuple becomes a list, as YAML has it; :func:`make_env` turns it into a tuple again.
     """
     if not isinstance(value, str):
         return value
@@ -336,19 +335,10 @@ def _adapter(hint: Any) -> Any:
     return TypeAdapter(hint)
 
 
-class _NoAliases(yaml.SafeLoader):
-    """Reads YAML without aliases, which could expand a few lines to gigabytes."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise ValueError("it has an alias, which stands for another part (such as *name)")
-        return super().compose_node(parent, index)
-
-
 def parse_yaml(text: str) -> Any:
     """Return the value that YAML text is; ValueError with the reason."""
     try:
-        return yaml.load(text, _NoAliases)
+        return yaml.safe_load(text)
     except (yaml.YAMLError, LookupError, TypeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
@@ -359,7 +349,7 @@ def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
     """Read a YAML file of settings, which may have the ``known`` keys."""
     example = "`timesteps: 8000`" if "timesteps" in known else "`steps: 8000`"
     try:
-        settings = parse_yaml(read_plain(path, MAX_YAML).decode("utf-8")) or {}
+        settings = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"no configuration file {path}. Expected a YAML file; check the path."
@@ -376,14 +366,9 @@ def read_yaml(path: Path, known: Collection[str]) -> dict[str, Any]:
         )
     unknown = sorted(set(map(str, settings)) - set(known))
     if unknown:
-        meant = [difflib.get_close_matches(each.replace("-", "_"), known, 1) for each in unknown]
-        pairs = zip(meant, unknown, strict=True)
-        instead = [f"{nearest[0]} in place of {each}" for nearest, each in pairs if nearest]
-        if len(instead) < len(unknown):
-            instead.append(f"some of {', '.join(known)}")
         raise ConfigError(
             f"{path} has the unknown key{'s' * (len(unknown) > 1)} {', '.join(unknown)}. Expected "
-            f"{'; '.join(instead)}; correct or remove what is unknown."
+            f"some of {', '.join(known)}; correct or remove what is unknown."
         )
     return settings
 
@@ -399,7 +384,7 @@ def non_default_options(config: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def refuse_ignored(config: Any, names: Iterable[str], by: str) -> None:
-    """Raise ConfigError if one of these options was given; ``by`` says what would ignore it."""
+    """Raise ConfigError if one of these options is set; ``by`` says what would ignore it."""
     defaults = default_values(type(config))
     for name in names:
         if (value := getattr(config, name)) != defaults[name]:

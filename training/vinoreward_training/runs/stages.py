@@ -32,23 +32,17 @@ class Stages:
     def stage(self, name: str, work: Callable[[], Facts], *, keep: bool = True) -> Facts:
         """Run ``work``, which returns facts, unless it is finished; ``keep=False``: always."""
         title = f"[{self._names.index(name) + 1}/{len(self._names)}] {name}"
-        file, part = self._folder / f"{name}.json", self._folder / f"{name}.part.json"
+        file = self._folder / f"{name}.json"
         if file.is_file():
             facts: Facts = _read(file, "facts")
             seconds = float(_read(file, "seconds"))
             print(f"{title}: done before ({seconds:.0f} s)", flush=True)
         else:
             print(f"{title} …", flush=True)
-            # Includes the time before an interruption.
-            before = float(_read(part, "seconds")) if part.is_file() else 0.0
             began = time.perf_counter()
-            try:
-                with _without_next():
-                    facts = work()
-            except KeyboardInterrupt:
-                write_json(part, {"seconds": before + time.perf_counter() - began})
-                raise
-            seconds = before + time.perf_counter() - began
+            with _without_next():
+                facts = work()
+            seconds = time.perf_counter() - began
             if keep:
                 write_json(file, {"seconds": seconds, "facts": facts})
             print(f"{title}: {seconds:.0f} s", flush=True)
