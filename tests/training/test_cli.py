@@ -73,3 +73,21 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "out"),
+    [
+        ("capture.command", ["--env", "cheated_environments:Cheated-v0"], "data/cheated"),
+        ("capture.command", ["--recordings", "mine/pick"], "data/pick"),
+        ("capture.command", [], "data/hover"),
+        ("classifier.finetune", ["--data", "data/lift"], "runs/lift"),
+        ("policy.train", ["--env", "cheated_environments:Cheated-v0"], "runs/cheated-policy"),
+        ("policy.train", [], "runs/hover"),
+        ("reward.command", ["--data", "photos"], "runs/photos"),
+        ("reward.command", ["--env", "my_robot:Lift-v0", "--out", "runs/mine"], "runs/mine"),
+    ],
+)
+def test_a_folder_has_the_name_of_what_is_in_it(module: str, words: list[str], out: str) -> None:
+    settings = importlib.import_module(f"vinoreward_training.{module}").SETTINGS
+    assert settings.parse(words, prog="vinoreward").out == Path(out)

@@ -15,7 +15,6 @@ from image_folders import write_dots, write_folder
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward_training.cli import main
-from vinoreward_training.configs import RewardConfig
 from vinoreward_training.reward.command import SETTINGS
 
 USELESS = 3
@@ -95,8 +94,3 @@ def test_photographs_are_not_played(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         SETTINGS.parse(words, prog="vinoreward reward")
     assert caught.value.field == "policy"
-
-
-def test_the_folder_has_the_environments_name() -> None:
-    config: RewardConfig = SETTINGS.parse(["--env", "my_robot:Lift-v0"], prog="vinoreward reward")
-    assert config.out == Path("runs/lift")

@@ -42,6 +42,7 @@ from vinoreward_training.data.recordings import choose_frames, fill, labels_of, 
 from vinoreward_training.data.videos import find_videos, read_labels, take_images
 from vinoreward_training.runs.next_command import (
     after_capture,
+    bundle_name,
     command,
     resume_capture,
     resume_command,
@@ -395,6 +396,12 @@ def _summary(config: CaptureConfig, table: Table) -> str:
     return text
 
 
+def _place(config: CaptureConfig) -> Path | None:
+    if config.recordings is None and has_own_reward(config.env):
+        return None
+    return Path("data") / bundle_name(config.recordings or config.env, "")
+
+
 SETTINGS = Settings(
     CaptureConfig,
     fixed=(
@@ -402,4 +409,5 @@ SETTINGS = Settings(
         "mix", "per_episode", "recordings", "video_fps", "camera", "label_column", "seed",
     ),
     check=_check,
+    place=_place,
 )  # fmt: skip

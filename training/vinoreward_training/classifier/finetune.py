@@ -46,7 +46,13 @@ USELESS = 3
 SLOWER = 2
 """The network of finer cells goes on getting better for this times as many epochs."""
 
-SETTINGS = Settings(FinetuneConfig, fixed=("network", "freeze"))
+SETTINGS = Settings(
+    FinetuneConfig,
+    fixed=("network", "freeze"),
+    place=lambda config: (
+        None if config.data == FinetuneConfig.data else Path("runs") / bundle_name(config.data, "")
+    ),
+)
 
 
 def run(config: FinetuneConfig) -> int:

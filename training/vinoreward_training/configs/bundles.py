@@ -41,7 +41,7 @@ class CaptureConfig(Task):
     )  # fmt: skip
 
     out: Path = Path("data/hover")
-    """Folder to write."""
+    """Folder to write; default: data/NAME, of the environment or the recordings."""
     env: Annotated[str, RUNS_CODE] = "PandaHoverRandom-v0"
     """Gymnasium id. In PandaHover and environments derived from its class, the capture places arm
     and object directly; in others it acts at random."""
@@ -109,7 +109,7 @@ class FinetuneConfig:
     data: Path = Path("data/hover")
     """A capture, or any folder with one sub-folder of images per class."""
     out: Path = Path("runs/hover-classifier")
-    """Run folder; the bundle is written to OUT/bundle."""
+    """Run folder; the bundle is written to OUT/bundle. Default: runs/NAME, of the data."""
     name: str = ""
     """Name of the bundle; default: from the data's folder, as hover-classifier from data/hover."""
     network: str = "squeezenet1_1"

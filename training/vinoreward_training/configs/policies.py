@@ -41,7 +41,7 @@ class TrainConfig(RewardedTask):
     )  # fmt: skip
 
     out: Path = Path("runs/hover")
-    """Folder for all files of this run."""
+    """Folder for all files of this run; default: runs/NAME-policy, of the environment."""
     algorithm: str | None = None
     """Stable-Baselines3 algorithm: SAC, TD3, DDPG, DQN, PPO or A2C. None: SAC for continuous
     actions, DQN for discrete ones, PPO for others and for --learner skrl."""

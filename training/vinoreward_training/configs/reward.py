@@ -44,7 +44,8 @@ class RewardConfig(Task):
     minutes: Annotated[float, Ge(1), Le(10_000)] = 20.0
     """Time for all of it, about."""
     out: Path = Path("runs/reward")
-    """Folder for all files; the bundle is written to OUT/bundle."""
+    """Folder for all files; the bundle is written to OUT/bundle. Default: runs/NAME, of the
+    environment or the data."""
     seed: Seed = 0
     """Of every stage."""
     resume: bool = False

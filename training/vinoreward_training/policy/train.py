@@ -36,6 +36,7 @@ from vinoreward_training.policy.checkpoint import (
 from vinoreward_training.policy.evaluate import Evaluation
 from vinoreward_training.runs.next_command import (
     ITS_DATA,
+    bundle_name,
     command,
     to_compare,
     to_mend,
@@ -150,6 +151,9 @@ SETTINGS: Settings[TrainConfig] = Settings(
     task=task_of_bundle,
     preset=_preset,
     check=_checked,
+    place=lambda config: (
+        None if has_own_reward(config.env) else Path("runs") / bundle_name(config.env, "policy")
+    ),
 )
 
 
@@ -186,7 +190,7 @@ def train(config: TrainConfig) -> TrainResult:
         spec = Bundle.load(find_bundle(config.bundle)).spec
         refuse_useless(config.bundle, spec.metrics, force=config.force)
         if GUARD_FILE not in spec.files and config.on_ood != "ignore":
-            line = command("guard", "--bundle", config.bundle, "--data", ITS_DATA)
+            line = command("calibrate", "--bundle", config.bundle, "--data", ITS_DATA)
             print(f"{spec.name} has no guard against images out of distribution. Add one: {line}")
     with needed_for("training", "train"):
         for library in ("stable_baselines3", "torch"):

@@ -63,16 +63,14 @@ def _checked(config: RewardConfig, before: RewardConfig | None) -> RewardConfig:
             expected="none with `data`, as photographs are not played",
             remedy="leave one of them out",
         )
-    if before is not None or config.out != RewardConfig.out:
-        return config
-    source = Path(config.data) if config.data is not None else config.env
-    return dataclasses.replace(config, out=Path("runs") / bundle_name(source, ""))
+    return config
 
 
 SETTINGS = Settings(
     RewardConfig,
     fixed=("env", "env_kwargs", "truth", "image_source", "data", "policy", "seed"),
     check=_checked,
+    place=lambda config: Path("runs") / bundle_name(config.data or config.env, ""),
 )
 
 

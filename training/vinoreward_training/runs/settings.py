@@ -14,7 +14,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType
@@ -78,6 +78,9 @@ class Settings(Generic[_Config]):
     """Checks the settings of a run's file."""
     check: Callable[[_Config, _Config | None], _Config] = lambda config, before: config
     """Checks and completes the settings; the others are those that a resumed run recorded."""
+    place: Callable[[_Config], Path | None] = lambda config: None
+    """Names the folder of a new run without ``--out`` after its data or environment; None: the
+    default."""
 
     @property
     def names(self) -> list[str]:
@@ -180,7 +183,9 @@ class Settings(Generic[_Config]):
             value, file = vars(config)[name], sources.get(name)
             if name not in named and file is not None and _runs(value) not in agreed:
                 agree_to_run(value, file, trust_run=values.get("trust_run"), field=name)
-        return self.check(config, before)
+        config = self.check(config, before)
+        place = None if before is not None or "out" in {*named, *sources} else self.place(config)
+        return config if place is None else replace(config, out=place)  # type: ignore[type-var]
 
 
 def _runs(named: object) -> str:
