@@ -72,8 +72,8 @@ class ActorsConfig:
     compress: YamlText = NONE
     """Stages, see above; none: actors run the learner's own network."""
     correctors: YamlText | None = None
-    """vtrace, importance, retrace, tree-backup, q-lambda or uncorrected; two as [vtrace,
-    importance]. None: the algorithm's own."""
+    """vtrace, importance, retrace, tree-backup or uncorrected; two as [vtrace, importance]. None:
+    the algorithm's own."""
     monitor: YamlText = DEFAULT
     """Strategy that adjusts the compression during training, see above."""
     actors: Threads = 1

@@ -41,7 +41,6 @@ CORRECTORS: Mapping[str, Any] = {
     "importance": correction.ImportanceSampling,
     "retrace": correction.Retrace,
     "tree-backup": correction.TreeBackup,
-    "q-lambda": correction.QLambda,
     "uncorrected": correction.NoCorrection,
 }
 MONITORS = ("default", "watch", "kl", "alpha", "staged", "sparsity", "off")

@@ -388,10 +388,7 @@ class ReplayLearner(ModuleLearner):
         self.save_parts("replay")
         chain = config.correctors or (NoCorrection(),)
         self.correction = Correction(chain, critic="q")
-        self._plain = all(
-            isinstance(each, NoCorrection) and each.lam == 1.0 and each.steps is None
-            for each in chain
-        )
+        self._plain = all(isinstance(each, NoCorrection) and each.lam == 1.0 for each in chain)
 
     @property
     def consumption(self) -> Consumption:
