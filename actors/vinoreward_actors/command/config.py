@@ -36,7 +36,7 @@ class ActorsConfig:
 
     --monitor watches and adjusts the compression: default (stops harmful compression), kl: 14
     (AcceRL's switch between 8 and 16 bits), alpha: {low: 0.02, high: 0.2} (AcceRL's mix of both
-    networks), staged, sparsity, watch (changes nothing), off.
+    networks), staged, watch (changes nothing), off.
 
     Examples:
         vinoreward actors --task CartPole-v0 --network 2x256 --steps 60000 --target 195

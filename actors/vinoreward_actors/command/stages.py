@@ -43,7 +43,7 @@ CORRECTORS: Mapping[str, Any] = {
     "tree-backup": correction.TreeBackup,
     "uncorrected": correction.NoCorrection,
 }
-MONITORS = ("default", "watch", "kl", "alpha", "staged", "sparsity", "off")
+MONITORS = ("default", "watch", "kl", "alpha", "staged", "off")
 
 
 @dataclass(frozen=True)
@@ -249,24 +249,15 @@ def monitor_of(
 def _strategy(
     item: Item, head: Head, parameters: Mapping[str, float], safer: Sequence[Mapping[str, Any]]
 ) -> Any:
-    def check(bad: float, good: float) -> None:
-        if not 0.0 <= good < bad:  # otherwise a small divergence would be the bad one
-            raise ConfigError(
-                f"--monitor has a divergence that is bad from {bad} and good up to {good}. "
-                "Expected bad above good, and none below 0."
-            )
-
     def switch(threshold: float = 14.0, good: float | None = None, **options: Any) -> Any:
         low = 0.25 * threshold if good is None else good
-        check(threshold, low)
+        if not 0.0 <= low < threshold:  # otherwise a small divergence would be the bad one
+            raise ConfigError(
+                f"--monitor has a divergence that is bad from {threshold} and good up to {low}. "
+                "Expected bad above good, and none below 0."
+            )
         return monitoring.SwitchPrecision(
             limits=(monitoring.Limit("kl_pi_mu_max", threshold, low),), **options
-        )
-
-    def sparsity(bad: float = 0.2, good: float = 0.1, **options: Any) -> Any:
-        check(bad, good)
-        return monitoring.AdaptiveSparsity(
-            (monitoring.Limit("kl_mu_pi_max", bad, good),), **options
         )
 
     if item.name in ("watch", "default"):
@@ -277,21 +268,17 @@ def _strategy(
         return item.make(switch, "threshold", also=monitoring.SwitchPrecision)
     if item.name == "alpha":
         return item.make(monitoring.LinearAlpha)
-    if item.name == "staged":
-        return item.make(monitoring.Staged)
-    return item.make(sparsity, "bad", also=monitoring.AdaptiveSparsity)
+    return item.make(monitoring.Staged)
 
 
 def _needs(item: Item, head: Head, parameters: Mapping[str, float]) -> None:
     """Refuse a strategy that could neither change anything nor get readings."""
-    parameter = {"kl": "bits", "sparsity": "sparsity"}.get(item.name)
-    if parameter is not None and parameter not in parameters:
-        stage = "{quantize: int8}" if parameter == "bits" else "{prune: 0.5}, distill"
+    if item.name == "kl" and "bits" not in parameters:
         raise ConfigError(
-            f"--monitor {item.name} adjusts the {parameter}, but no stage of --compress has it. "
-            f"Expected such a stage: {stage}."
+            "--monitor kl adjusts the bits, but no stage of --compress has them. Expected such a "
+            "stage: {quantize: int8}."
         )
-    if head == "q" and item.name in ("kl", "alpha", "sparsity"):
+    if head == "q" and item.name in ("kl", "alpha"):
         raise ConfigError(
             f"--monitor {item.name} decides by a divergence of action probabilities, which action "
             "values do not have. Expected default, watch, staged or off."

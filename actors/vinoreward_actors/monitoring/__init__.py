@@ -30,8 +30,6 @@ from vinoreward_actors.monitoring.monitor import (
     default_strategy,
 )
 from vinoreward_actors.monitoring.strategies import (
-    AdaptivePull,
-    AdaptiveSparsity,
     LinearAlpha,
     Staged,
     SwitchPrecision,
@@ -44,8 +42,6 @@ __all__ = [
     "FULL",
     "KL",
     "ActionError",
-    "AdaptivePull",
-    "AdaptiveSparsity",
     "Change",
     "ClippedFraction",
     "Composite",

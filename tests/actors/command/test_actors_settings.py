@@ -159,7 +159,6 @@ def test_correctors_are_named():
         "default",
         "watch",
         "kl: {threshold: 5, good: 1}",
-        "sparsity: {bad: 0.5, good: 0.2}",
         "alpha: {low: 0.02, high: 0.3}",
         "[{kl: 14}, staged]",
     ],
@@ -175,9 +174,8 @@ def test_pushes_with_few_bits_are_watched_without_a_chain():
     monitor = monitor_of("default", "logits", None, 10, 4)
     assert monitor.setting.bits == 4
     assert monitor_of("off", "logits", None, 10, 4) is None
-    for text in ("alpha: {low: 0.05, high: 0.3}", "sparsity"):
-        with pytest.raises(ConfigError, match="Expected"):
-            monitor_of(text, "logits", None, 10, 4)
+    with pytest.raises(ConfigError, match="Expected"):
+        monitor_of("alpha: {low: 0.05, high: 0.3}", "logits", None, 10, 4)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +204,6 @@ def test_a_monitor_that_cannot_be_is_refused(text, said):
     ("text", "chain", "head"),
     [
         ("kl: 14", "distill: net3", "logits"),
-        ("sparsity", "quantize: int8", "logits"),
         ("alpha: {low: 0.1, high: 0.2}", "quantize: int8", "q"),
     ],
 )

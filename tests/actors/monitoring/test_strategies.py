@@ -11,8 +11,6 @@ from scipy import stats
 
 from vinoreward.errors import ConfigError
 from vinoreward_actors.monitoring import (
-    AdaptivePull,
-    AdaptiveSparsity,
     Composite,
     CompressionSetting,
     Limit,
@@ -178,30 +176,6 @@ def test_alpha_does_not_follow_small_noise():
     assert changes(run(strategy, INT8, noise.tolist())) == 0
 
 
-def test_sparsity_rises_while_all_is_good_and_falls_at_once():
-    strategy = AdaptiveSparsity((LIMIT,), patience=2, cooldown=0)
-    start = CompressionSetting()
-    risen = run(strategy, start, [0.0] * 40)
-    assert [setting.sparsity for setting in risen[:6]] == [0.0, 0.1, 0.1, 0.2, 0.2, 0.3]
-    assert risen[-1].sparsity == 0.75
-    fallen = run(strategy, risen[-1], [9.0] * 3)
-    assert [setting.sparsity for setting in fallen] == pytest.approx([0.65, 0.55, 0.45])
-    assert run(strategy, fallen[-1], [9.0] * 9)[-1].sparsity == 0.0
-
-
-def test_weights_are_pulled_more_often_while_experience_is_stale():
-    strategy = AdaptivePull(patience=2, cooldown=0, shortest=10)
-    start = CompressionSetting(pull_period=100)
-    stale = run(strategy, start, [0.4] * 6, "ess")
-    assert [setting.pull_period for setting in stale] == [50, 25, 12, 10, 10, 10]
-    fresh = run(strategy, stale[-1], [0.9] * 40, "ess")
-    assert fresh[1].pull_period == 20
-    assert fresh[-1].pull_period == 100
-    # A period below the shortest is the user's own wish.
-    own = CompressionSetting(pull_period=5)
-    assert run(AdaptivePull(shortest=10, cooldown=0), own, [0.1] * 5, "ess") == [own] * 5
-
-
 def test_stages_follow_the_return():
     random = np.random.default_rng(0)
     returns = np.concatenate(
@@ -241,9 +215,9 @@ def test_a_trend_is_the_textbooks_regression(seed, count):
 
 def test_the_first_strategy_that_wants_a_change_gets_it():
     guard = Threshold((LIMIT,), cooldown=0)
-    sparser = AdaptiveSparsity((LIMIT,), patience=1, cooldown=0)
-    both = Composite([guard, sparser])
-    assert both.decide({"kl": 0.0}, INT8).sparsity == 0.6
+    mix = LinearAlpha(1.0, 5.0, reading="kl")
+    both = Composite([guard, mix])
+    assert both.decide({"kl": 3.0}, INT8).alpha == pytest.approx(0.525)
     assert not both.decide({"kl": 9.0}, INT8).enabled
     assert both.reason == guard.reason
     assert both.reads() == ("kl", "kl")
@@ -253,11 +227,9 @@ MAKERS = {
     "threshold": lambda: Threshold((LIMIT,), LADDER, patience=3, cooldown=1, retry=4),
     "switch": lambda: SwitchPrecision(limits=(LIMIT,), patience=3),
     "alpha": lambda: LinearAlpha(0.5, 5.0, reading="kl"),
-    "sparsity": lambda: AdaptiveSparsity((LIMIT,), patience=3),
-    "pull": lambda: AdaptivePull((LIMIT,), patience=3),
     "staged": lambda: Staged(reading="kl", window=4, patience=2),
     "composite": lambda: Composite(
-        [Threshold((LIMIT,), LADDER, patience=3, cooldown=1), AdaptivePull((LIMIT,), patience=2)]
+        [Threshold((LIMIT,), LADDER, patience=3, cooldown=1), LinearAlpha(0.5, 5.0, reading="kl")]
     ),
 }
 
@@ -299,9 +271,9 @@ def test_the_default_strategy_tries_what_is_safer_and_then_stops(safer, first):
 
 def test_a_state_of_another_strategy_is_refused():
     with pytest.raises(ConfigError, match="resume with the strategy"):
-        Staged().load_state(AdaptivePull().state())
+        Staged().load_state(SwitchPrecision().state())
     with pytest.raises(ConfigError, match="resume with the strategy"):
-        default_strategy().load_state({"parts": []})
+        default_strategy().load_state({"stage": None})
 
 
 @pytest.mark.parametrize(
@@ -313,8 +285,6 @@ def test_a_state_of_another_strategy_is_refused():
         (lambda patience: Threshold((LIMIT,), patience=patience), [(0,)]),
         (SwitchPrecision, [("fp16", "int8"), ("fp32", "fp32"), ("int9", "fp16")]),
         (LinearAlpha, [(0.5, 0.1)]),
-        (lambda lowest: AdaptiveSparsity((LIMIT,), lowest=lowest, highest=0.5), [(0.5,)]),
-        (lambda longest: AdaptivePull(shortest=10, longest=longest), [(5,)]),
         (Composite, [([],)]),
         (lambda retry: Threshold((LIMIT,), retry=retry), [(0,)]),
         (lambda window: Staged(window=window), [(2,)]),
