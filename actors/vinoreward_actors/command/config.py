@@ -27,8 +27,6 @@ class ActorsConfig:
         prune: 0.5          remove half of the neurons and channels; needs distill after it
         distill             train the remaining network to act like the full one
         distill: net3       train a separate, smaller network
-        low-rank: 64        two thin layers for a wide one; or low-rank: {energy: 0.9}
-        fuse                fold constant operations into the weights
         quantize: int8      8-bit arithmetic; fp16: half precision; w2 to w8: weights alone
         compile: openvino   the backend (onnxruntime, numpy); default: as --backend
 

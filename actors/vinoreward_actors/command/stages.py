@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError
 from vinoreward_actors import correction, monitoring
-from vinoreward_actors.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
+from vinoreward_actors.compression import Compile, Distill, Prune, Quantize
 from vinoreward_actors.compression.chain import CompressorChain, Stage
 from vinoreward_training.runs.settings import converted, parse_yaml
 
@@ -28,8 +28,6 @@ BACKENDS = ("openvino", "onnxruntime", "numpy")
 STAGES: Mapping[str, tuple[Any, str]] = {
     "prune": (Prune, "sparsity"),
     "distill": (Distill, "student"),
-    "low-rank": (LowRank, "rank"),
-    "fuse": (Fuse, ""),
     "quantize": (Quantize, "precision"),
     "compile": (Compile, "backend"),
 }

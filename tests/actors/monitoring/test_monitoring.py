@@ -14,6 +14,7 @@ from vinoreward_actors.monitoring import (
     CompressionSetting,
     Indicator,
     KLMonitor,
+    LinearAlpha,
     Monitor,
     MonitorBatch,
     PairedReturns,
