@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from vinoreward_actors.monitoring import Monitor
 
 FACTORY = "vinoreward_actors.tasks.lookup:make_task"
-SB3 = {"sb3-sac": ("SAC", "sac"), "sb3-td3": ("TD3", "td3"), "sb3-dqn": ("DQN", "dqn")}
+SB3 = {"sac": "SAC", "td3": "TD3"}
+"""Algorithms whose learner is Stable-Baselines3's."""
 _SB3_AT_LEAST_ONE = (
     "batch_size", "buffer_size", "n_steps", "policy_delay", "target_update_interval", "train_freq",
 )  # fmt: skip
@@ -94,8 +95,9 @@ def build(config: ActorsConfig) -> Parts:
     names = {field.name for field in dataclasses.fields(ActorLearnerConfig)} & set(vars(config))
     shared = {name: getattr(config, name) for name in names}
     settings = ActorLearnerConfig(**{**shared, "steps": config.trajectory})
-    head_of = SB3[config.algorithm][1] if config.algorithm in SB3 else config.algorithm
-    chain = chain_of(config.compress, config.backend, lambda name: network(task, name, head_of))
+    chain = chain_of(
+        config.compress, config.backend, lambda name: network(task, name, config.algorithm)
+    )
     learner, close = learner_of(config, task)
     monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period, config.bits)
     environment = _environment(config, config.env_kwargs)
@@ -135,8 +137,6 @@ def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
     kind = learner.config_class
     settings = _settings(config.learner, kind, config.algorithm)
     settings["seed"] = config.seed
-    if config.lag is not None:
-        settings.setdefault("precision", "fp32")
     correctors = correctors_of(config.correctors)
     if correctors is not None:
         settings["correctors"] = correctors
@@ -165,10 +165,6 @@ def _settings(given: Mapping[str, Any], kind: Any, algorithm: str) -> dict[str, 
 
 
 def _converted(name: str, value: Any, hint: Any) -> Any:
-    if name == "prioritized":
-        from vinoreward_actors.actor_learner.learners.replay import PrioritizedReplay
-
-        return PrioritizedReplay() if converted(value, bool) else None
     if get_origin(hint) is tuple:
         value = converted([value] if isinstance(value, int) else value, hint)
         if min(value, default=1) < 1:
@@ -187,9 +183,9 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
     if config.correctors is not None:
         raise ConfigError(
             f"{config.algorithm} does not support --correctors {config.correctors!r}: its targets "
-            "are Stable-Baselines3's own. Expected none; impala, dqn, d4pg and sac support them."
+            "are Stable-Baselines3's own. Expected none; impala, dqn and d4pg support them."
         )
-    algorithm = SB3[config.algorithm][0]
+    algorithm = SB3[config.algorithm]
     arguments = _sb3_settings(config, algorithm_class(algorithm))
     if len(task.observation_shape) != 3:  # an image's network is CnnPolicy's
         name = config.network or ("2x256" if task.network == "original" else task.network)
@@ -214,7 +210,7 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
             _refused(config, "Stable-Baselines3", error.__cause__ or error)
         ) from error
     # Without noise, TD3 stops exploring after its first steps.
-    sigma = 0.1 if config.algorithm == "sb3-td3" else None
+    sigma = 0.1 if config.algorithm == "td3" else None
     settings = SB3Config(total_steps=config.steps, sigma=sigma, seed=config.seed)
     return SB3Learner(model, settings), env.close
 

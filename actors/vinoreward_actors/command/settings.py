@@ -112,7 +112,7 @@ def _checked(config: ActorsConfig, before: ActorsConfig | None) -> ActorsConfig:
         )
     if periods and config.profile_only is not None:
         raise ConfigError("found --pull-study and --profile-only. Expected one of them.")
-    if not config.algorithm.startswith("sb3-"):
+    if config.algorithm not in ("sac", "td3"):
         return config
     if config.samples_per_insert != ActorsConfig.samples_per_insert:
         raise ConfigError(

@@ -12,7 +12,6 @@ from learner_collectors import random_trajectory
 from vinoreward_actors.actor_learner.learners import networks
 from vinoreward_actors.actor_learner.learners.dqn import DQN, DQNConfig
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.actor_learner.learners.networks import fastest
 from vinoreward_actors.correction import NoCorrection, Retrace, TreeBackup
 from vinoreward_actors.policies import distributions
 from vinoreward_actors.policies.policy import forward, random_policy
@@ -37,16 +36,6 @@ def test_heads_are_those_of_the_actors(seed):
         np.testing.assert_allclose(
             networks.entropy(spec, tensor).numpy(), distributions.entropy(spec, outputs), atol=1e-4
         )
-
-
-def test_sampled_densities_are_those_of_the_actions():
-    random = np.random.default_rng(0)
-    outputs = random.standard_normal((50, 4)).astype(np.float32)
-    noise = random.standard_normal((50, 2)).astype(np.float32)
-    actions, log_pi = networks.sample(GAUSSIAN, torch.from_numpy(outputs), torch.from_numpy(noise))
-    wanted = distributions.log_prob(GAUSSIAN, outputs, actions.numpy())
-    inside = np.abs(actions.numpy()).max(1) < 0.999
-    np.testing.assert_allclose(log_pi.numpy()[inside], wanted[inside], atol=2e-3)
 
 
 @settings(max_examples=50, deadline=None)
@@ -232,27 +221,6 @@ def test_rewards_are_scaled_and_then_clipped_where_asked():
     assert both.update([trajectory])["error"] == pytest.approx(abs(0.5 - now), rel=1e-4)
 
 
-def test_the_faster_way_is_taken_only_where_it_is_faster():
-    now = [0.0]
-
-    def taking(seconds, usable=True):
-        def compute():
-            now[0] += seconds
-            return usable
-
-        return compute
-
-    for seconds, usable, name in (
-        (0.5, True, "bf16"), (0.9, True, "fp32"), (2.0, True, "fp32"), (0.1, False, "fp32")
-    ):  # fmt: skip
-        ways = {"fp32": taking(1.0), "bf16": taking(seconds, usable)}
-        found = fastest(ways, clock=lambda: now[0])
-        assert found.name == name
-        if usable:
-            assert found.seconds == pytest.approx({"fp32": 1.0, "bf16": seconds})
-    assert "2.00" in fastest({"a": taking(1.0), "b": taking(0.5)}, clock=lambda: now[0]).why
-
-
 def test_bfloat16_learns_nearly_the_same():
     spec = mlp(3, 4, head="logits", hidden=(32,), value=True)
     found = {}
@@ -260,7 +228,6 @@ def test_bfloat16_learns_nearly_the_same():
         learner = Impala(spec, ImpalaConfig(precision=precision))
         random = np.random.default_rng(0)
         found[precision] = learner.update([random_trajectory(spec, random, steps=20, count=4)])
-        assert learner.speed.choice.name == precision
         assert all(value.dtype == torch.float32 for value in learner.actor.parameters())
     assert found["bf16"]["loss"] != found["fp32"]["loss"]
     assert found["bf16"]["loss"] == pytest.approx(found["fp32"]["loss"], rel=0.05, abs=0.02)

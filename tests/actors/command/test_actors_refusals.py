@@ -49,7 +49,7 @@ from vinoreward_training.runs.run_folder import plain
         ({"profile_only": 0}, "profile_only"),
         ({"samples_per_insert": 0.0}, "samples_per_insert"),
         ({"samples_per_insert": math.inf}, "samples_per_insert"),
-        ({"algorithm": "sb3-sac", "samples_per_insert": 2.0}, "gradient_steps"),
+        ({"algorithm": "sac", "samples_per_insert": 2.0}, "gradient_steps"),
         ({"pull_study": (10**30,)}, "pull_study"),
         ({"pull_study": (10, 10)}, "different periods"),
         ({"pull_study": (10,), "profile_only": 5}, "one of them"),
@@ -90,7 +90,7 @@ def test_a_file_of_anything_else_is_refused(tmp_path, text, said):
     assert said in str(error.value) and "timesteps" not in str(error.value)
 
 
-PENDULUM = {"task": "Pendulum-v1", "algorithm": "sb3-sac"}
+PENDULUM = {"task": "Pendulum-v1", "algorithm": "sac"}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ PENDULUM = {"task": "Pendulum-v1", "algorithm": "sb3-sac"}
         ({"algorithm": "dqn", "learner": {"buffer_size": 10**30}}, "PyTorch refused"),
         ({"algorithm": "sb3-dqn", "correctors": "vtrace"}, "Stable-Baselines3"),
         ({"algorithm": "sb3-dqn", "learner": {"buffer_size": 10**15}}, "Baselines3 refused"),
-        ({"algorithm": "sb3-sac"}, "sb3-sac"),
+        ({"algorithm": "sac"}, "sac"),
         # What Stable-Baselines3 would not look at, or would do something else with.
         ({**PENDULUM, "learner": {"gamma": math.nan}}, "gamma"),
         ({**PENDULUM, "learner": {"batch_size": 2.5}}, "batch_size"),

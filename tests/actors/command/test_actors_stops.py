@@ -159,7 +159,7 @@ def test_a_replay_of_stable_baselines3_takes_more_steps(tmp_path, capsys):
 
 def test_evaluations_do_not_wait_for_an_update_that_never_comes(tmp_path):
     """The updates of Stable-Baselines3 jump over the multiples of a push period."""
-    pendulum = ["--task", "Pendulum-v1", "--algorithm", "sb3-sac", "--network", "1x8"]
+    pendulum = ["--task", "Pendulum-v1", "--algorithm", "sac", "--network", "1x8"]
     trained(tmp_path, 800, *pendulum, "--trajectory", "8", "--push-period", "8", every=200)
     assert rows_of(tmp_path, "evaluation")
 

@@ -93,16 +93,15 @@ class Impala(ModuleLearner):
 
     def _values(self, observations: Tensor) -> Tensor:
         if self.critic is None:
-            return cast(Tensor, self.speed(self.actor, observations)[1])
-        return cast(Tensor, self.speed(self.critic, observations)[0][:, 0])
+            return cast(Tensor, self.computed(self.actor, observations)[1])
+        return cast(Tensor, self.computed(self.critic, observations)[0][:, 0])
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Make one step on several trajectories; see :meth:`Learner.update`."""
         batch = concatenate(self.spec, trajectories)
         observations = self.tensor(batch.observations.reshape(-1, *self.spec.observation_shape))
         actions = self.tensor(batch.actions.reshape(-1, *batch.actions.shape[2:]))
-        self.speed.probe(self.actor, observations)
-        outputs, values = self.speed(self.actor, observations)
+        outputs, values = self.computed(self.actor, observations)
         if self.critic is not None:
             values = self._values(observations)
         self.check_finite("outputs", outputs)
