@@ -8,11 +8,8 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tqdm import tqdm
-
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
-from vinoreward.machine import usable_cores
 from vinoreward_actors.actor_learner.acting.profile import Breakdown
 from vinoreward_actors.command.build import build
 from vinoreward_actors.command.config import NONE, OFF, ActorsConfig
@@ -42,38 +39,22 @@ class Measured:
     """Wall time of updates and pushes per environment step."""
     push_seconds: float | None
     """The compressor's time per version, without the first; None if it made only one."""
-    steps_per_update: float
     share: str = ""
     """Sentence on the compressed steps and their age; empty without a compressor."""
 
-    @property
-    def acting(self) -> float:
-        """Wall time of an actor's environment step in seconds, without waiting."""
-        return sum(self.actor.wall.values()) - self.actor.wall["wait"]
-
     def step_seconds(self, config: ActorsConfig) -> float:
         """Return the wall time per environment step of a training: that of its slowest part."""
-        # With --lag, every update waits for the compressor; without it, none does.
-        pushing = 0.0 if config.lag is None else self.pushing(config)
-        return max(self.learner_seconds, self.acting / config.actors, pushing)
-
-    def pushing(self, config: ActorsConfig) -> float:
-        """Return the compressor's seconds per environment step; 0 if it made only one version."""
-        return (self.push_seconds or 0.0) / (self.steps_per_update * config.push_period)
+        return max(self.learner_seconds, self.actor.step_wall / config.actors)
 
 
 def measure(config: ActorsConfig, steps: int) -> Measured:
     """Run for some steps and return the breakdown of their time."""
     import torch
 
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(1)
     config = dataclasses.replace(config, resume=False, evaluate_every=0)
-    with (
-        contextlib.closing(build(config)) as parts,
-        tqdm(
-            total=steps, unit="step", disable=not config.progress, desc=config.compress[:20]
-        ) as bar,
-    ):
+    print(f"measuring {steps} steps with compress={config.compress}", flush=True)
+    with contextlib.closing(build(config)) as parts:
         owner = parts.trainer(config, None)
         start: Breakdown | None = None
         calls = 0
@@ -82,7 +63,6 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
         def watch(progress: Progress) -> bool:
             nonlocal start, calls
             calls += 1
-            bar.update(progress.steps - bar.n)
             reports.extend(progress.compressor)
             if start is None and calls > 1 and parts.warm(progress):
                 start = owner.profile()[0]
@@ -104,7 +84,6 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
         actor=difference(summary.profile, start),
         learner_seconds=summary.learner_seconds,
         push_seconds=statistics.median(pushes) if pushes else None,
-        steps_per_update=summary.steps / max(1, summary.updates),
         share=share_words(summary.compressed_share, summary.staleness),
     )
 
@@ -125,8 +104,11 @@ def profile(config: ActorsConfig) -> None:
             breakdowns["compressed"] = compressed.actor
             lines.append(_ratio(config, first, compressed.actor))
             verdict = recommend(config, full, compressed)
-            lines += [*verdict.words, *_pushes(config, compressed)]
-            lines += [*crowded(config, usable_cores()), f"{compressed.share.capitalize()}."]
+            lines += verdict.words
+            if compressed.push_seconds is not None:
+                seconds = f"{compressed.push_seconds:.3g} s"
+                lines.append(f"The compressor takes {seconds} for a version of the weights.")
+            lines.append(f"{compressed.share.capitalize()}.")
             changes |= verdict.changes
         image = draw_profile(folder / "profile.png", breakdowns)
         record = {"breakdowns": plain(breakdowns), "learner_seconds": learner_seconds}
@@ -140,7 +122,7 @@ def profile(config: ActorsConfig) -> None:
         title = f"Profile: {config.algorithm} on {config.task}"
         write_report(folder / "report.html", title, sections)
     for name, each in breakdowns.items():
-        print(f"{name}: {1e6 * each.step_cpu:.0f} µs of processor time per step")
+        print(f"{name}: {1e6 * each.step_wall:.0f} µs of wall time per step, without waiting")
         print(f"{aligned(breakdown_rows(each), left=1, indent=2)}\n")
     print(f"learner: {learner_seconds * 1e6:.0f} µs of wall time per environment step\n")
     print("\n".join(lines))
@@ -160,7 +142,7 @@ class Verdict(NamedTuple):
 def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Verdict:
     """Recommend the next settings by the training's bottleneck, not an actor's step alone."""
     faster = _times(full.actor, compressed.actor) >= PAYS
-    if full.learner_seconds * config.actors > full.acting:
+    if full.learner_seconds * config.actors > full.actor.step_wall:
         words = "The training waits for its learner, so that does not help: leave out --compress."
         # Several environments would also wait for it.
         return Verdict([words] if faster else [], {"compress": "none", "monitor": "default"})
@@ -175,49 +157,14 @@ def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Ver
     return Verdict([f"{words}."], {})
 
 
-def crowded(config: ActorsConfig, cores: int) -> list[str]:
-    """Return a warning if the compressor competes for cores; it does not on a cluster."""
-    busy = config.threads + config.actors + 1
-    if config.engine != "local" or busy <= cores:
-        return []
-    learner = "Learner" if config.threads == 1 else f"Learner ({config.threads} threads)"
-    actors = "actor" if config.actors == 1 else f"{config.actors} actors"
-    return [
-        f"{learner}, {actors} and compressor share {cores} core{'s' * (cores > 1)}: the compressor "
-        "slows the others down."
-    ]
-
-
 def _times(first: Breakdown, second: Breakdown) -> float:
-    return first.step_cpu / max(second.step_cpu, 1e-12)
+    return first.step_wall / max(second.step_wall, 1e-12)
 
 
 def _ratio(config: ActorsConfig, first: Breakdown, second: Breakdown) -> str:
     ratio = _times(first, second)
-    words = f"With {config.compress} an actor's step takes {second.step_cpu * 1e6:.0f} µs instead "
-    words += f"of {first.step_cpu * 1e6:.0f} µs of processor time: {ratio:.2f} times"
+    words = f"With {config.compress} an actor's step takes {second.step_wall * 1e6:.0f} µs instead "
+    words += f"of {first.step_wall * 1e6:.0f} µs: {ratio:.2f} times"
     if ratio < PAYS:
         return f"{words}. That does not pay here."
     return f"{words} as fast."
-
-
-def _pushes(config: ActorsConfig, measured: Measured) -> list[str]:
-    """Return a sentence on the compressor's time per version, if it made more than one."""
-    if measured.push_seconds is None:
-        return []
-    words = f"The compressor takes {measured.push_seconds:.3g} s for a version of the weights"
-    if config.lag is None:
-        update = measured.learner_seconds * measured.steps_per_update
-        late = measured.push_seconds / max(update, 1e-12)
-        return [f"{words}; in that time the learner alone could make {late:.2g} updates."]
-    per_step = measured.pushing(config)
-    words += (
-        f"; with --lag {config.lag} every update waits for that: {per_step * 1e3:.3g} ms a step"
-    )
-    # Otherwise the bottleneck is the slower of learning and acting.
-    if per_step > measured.learner_seconds + measured.acting / config.actors:
-        words += (
-            ". That is more than learning and acting together: leave out --lag, or use a cheaper "
-            "compression (distill with fewer steps, or none)"
-        )
-    return [f"{words}."]

@@ -1,4 +1,4 @@
-"""The YAML lists of ``--compress``, ``--correctors`` and ``--monitor``, and what they make.
+"""The YAML lists of ``--compress``, ``--monitor`` and correctors, and what they make.
 
 An item is a name, or a name with its value or a table of its settings, as in ``[{prune: 0.5},
 {distill: {steps: 32}}, {quantize: int8}]``. The settings are the arguments of a class, whose
@@ -177,21 +177,19 @@ def _stage(item: Item, network: Callable[[str], PolicySpec]) -> Stage:
     )
 
 
-def correctors_of(text: str | None) -> tuple[correction.Corrector, ...] | None:
-    """Return the correctors that ``--correctors`` names; None for the algorithm's own."""
-    if text is None:
-        return None
+def correctors_of(text: str) -> tuple[correction.Corrector, ...]:
+    """Return the correctors that ``--learner correctors`` names."""
     correctors = []
-    for item in items_of(text, "--correctors"):
+    for item in items_of(text, "correctors"):
         if item.name not in CORRECTORS:
             raise ConfigError(
-                f"--correctors has {item.name!r:.80}. Expected some of {', '.join(CORRECTORS)}, "
+                f"correctors has {item.name!r:.80}. Expected some of {', '.join(CORRECTORS)}, "
                 "with settings such as {vtrace: {rho: 1.0}}."
             )
         correctors.append(item.make(CORRECTORS[item.name]))
     if not correctors:
         raise ConfigError(
-            f"--correctors is {text!r}. Expected one of {', '.join(CORRECTORS)}; to learn without "
+            f"correctors is {text!r}. Expected one of {', '.join(CORRECTORS)}; to learn without "
             "a correction, use uncorrected."
         )
     return tuple(correctors)
@@ -208,12 +206,11 @@ def setting_of(parameters: Mapping[str, float], pull_period: int) -> monitoring.
 
 
 def monitor_of(
-    text: str, head: Head, chain: CompressorChain | None, pull_period: int, bits: int = 32
+    text: str, head: Head, chain: CompressorChain | None, pull_period: int
 ) -> monitoring.Monitor | None:
     """Return the monitor that ``--monitor`` names; None for ``off`` or without compression.
 
-    Of several, the first that wants a change gets it. Without a chain, the monitor
-    watches and adjusts the ``bits`` of pushes.
+    Of several, the first that wants a change gets it.
     """
     items = items_of(text, "--monitor")
     for item in items:
@@ -222,15 +219,9 @@ def monitor_of(
                 f"--monitor has {item.name!r:.80}. Expected one of {', '.join(MONITORS)}, with "
                 "settings such as {kl: 14}."
             )
-    if not items or (chain is None and bits == 32):
+    if not items or chain is None:
         return None
-    if chain is None and any(item.name == "alpha" for item in items):
-        raise ConfigError(
-            "--monitor alpha mixes a compressed network with the learner's, but --bits alone does "
-            "not create one. Expected --compress, or another monitor, such as kl or default."
-        )
-    parameters = {"bits": float(bits)} if chain is None else chain.parameters()
-    safer = () if chain is None else chain.safer()
+    parameters, safer = chain.parameters(), chain.safer()
     strategies = [
         strategy
         for item in items

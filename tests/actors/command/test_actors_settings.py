@@ -136,7 +136,6 @@ def test_correctors_are_named():
     found = correctors_of("[{vtrace: {rho: 2, c: 1}}, {importance: {rho: 2}}]")
     assert found is not None
     assert [type(one).__name__ for one in found] == ["VTrace", "ImportanceSampling"]
-    assert correctors_of(None) is None
     for text in (
         "vtrac",
         "none",
@@ -166,14 +165,6 @@ def test_monitors_begin_with_the_chains_own_settings(text):
     monitor = monitor_of(text, "logits", chain, 33)
     found = monitor.setting
     assert (found.bits, found.sparsity, found.pull_period) == (5, 0.25, 33)
-
-
-def test_pushes_with_few_bits_are_watched_without_a_chain():
-    monitor = monitor_of("default", "logits", None, 10, 4)
-    assert monitor.setting.bits == 4
-    assert monitor_of("off", "logits", None, 10, 4) is None
-    with pytest.raises(ConfigError, match="Expected"):
-        monitor_of("alpha: {low: 0.05, high: 0.3}", "logits", None, 10, 4)
 
 
 @pytest.mark.parametrize(
