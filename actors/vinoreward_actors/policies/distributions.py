@@ -240,9 +240,10 @@ def _log_density_after_tanh(
 def _squashed_log_density(actions: Outputs, mean: Doubles, log_std: Doubles) -> Doubles:
     """Return the log density (N,) of tanh-squashed Gaussian actions (N, A)."""
     bounded = np.clip(actions.astype(np.float64), -EDGE, EDGE)
-    before = np.arctanh(bounded)
-    normal = -0.5 * ((before - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
-    return np.asarray((normal - np.log1p(-(bounded**2))).sum(1))
+    # Far out, an action's rounding to float32 would decide: there it is as good as impossible.
+    apart = np.maximum(-0.5 * ((np.arctanh(bounded) - mean) / np.exp(log_std)) ** 2, LOWEST_LOG)
+    log_slope = np.log1p(-bounded) + np.log1p(bounded)
+    return np.asarray((apart - log_std - 0.5 * math.log(2 * math.pi) - log_slope).sum(1))
 
 
 def log_prob(

@@ -221,6 +221,18 @@ def test_rewards_are_scaled_and_then_clipped_where_asked():
     assert both.update([trajectory])["error"] == pytest.approx(abs(0.5 - now), rel=1e-4)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0, 60), st.floats(-20, 2))
+def test_identical_networks_have_a_ratio_of_one_at_any_saturation(seed, spread, log_std):
+    random = np.random.default_rng(seed)
+    outputs = (spread * random.standard_normal((20, 4))).astype(np.float32)
+    outputs[:, 2:] = log_std
+    acted = distributions.act(GAUSSIAN, outputs, random)
+    actions = torch.from_numpy(np.asarray(acted.actions))
+    found = networks.log_prob(GAUSSIAN, torch.from_numpy(outputs), actions).float().numpy()
+    np.testing.assert_allclose(found, acted.log_mu, rtol=0, atol=1e-5)
+
+
 def test_bfloat16_learns_nearly_the_same():
     spec = mlp(3, 4, head="logits", hidden=(32,), value=True)
     found = {}

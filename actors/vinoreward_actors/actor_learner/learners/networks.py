@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vinoreward_actors.policies.distributions import EDGE, LOG_STD
+from vinoreward_actors.policies.distributions import EDGE, LOG_STD, LOWEST_LOG
 from vinoreward_actors.policies.spec import Conv, Flatten, PolicySpec
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -25,14 +25,18 @@ def gaussian(spec: PolicySpec, outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_prob(spec: PolicySpec, outputs: Tensor, actions: Tensor) -> Tensor:
-    """Return the log probability (N,) of executed actions, (N,) int64 or (N, A) in [-1, 1]."""
+    """Return the log probability (N,) of executed actions, (N,) int64 or (N, A) in [-1, 1].
+
+    Densities are float64 and computed as actors do, so that identical networks have a ratio of 1.
+    """
     if spec.discrete:
         return functional.log_softmax(outputs, -1).gather(-1, actions[:, None])[:, 0]
-    mean, log_std = gaussian(spec, outputs)
-    bounded = actions.clamp(-EDGE, EDGE)
-    before = torch.atanh(bounded)
-    normal = -0.5 * ((before - mean) * torch.exp(-log_std)) ** 2 - log_std - HALF_LOG_TWO_PI
-    return (normal - torch.log1p(-(bounded**2))).sum(-1)
+    mean, log_std = gaussian(spec, outputs.double())
+    bounded = actions.double().clamp(-EDGE, EDGE)
+    apart = -0.5 * ((torch.atanh(bounded) - mean) / torch.exp(log_std)) ** 2
+    log_slope = torch.log1p(-bounded) + torch.log1p(bounded)
+    normal = apart.clamp(min=LOWEST_LOG) - log_std - HALF_LOG_TWO_PI
+    return (normal - log_slope).sum(-1)
 
 
 def entropy(spec: PolicySpec, outputs: Tensor) -> Tensor:
