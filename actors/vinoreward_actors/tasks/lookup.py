@@ -23,14 +23,17 @@ from gymnasium.wrappers import (
     FlattenObservation,
     FrameStackObservation,
     RecordEpisodeStatistics,
-    RescaleAction,
     RescaleObservation,
     TimeLimit,
     TransformAction,
 )
 
 from vinoreward.errors import ConfigError, needed_for
-from vinoreward_actors.actor_learner.acting.environments import action_cure, as_config_error
+from vinoreward_actors.actor_learner.acting.environments import (
+    action_cure,
+    as_config_error,
+    in_space,
+)
 from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.tasks.environments import make_env
 
@@ -351,13 +354,10 @@ def _normalised(env: Env, name: str) -> Env:
             f"{name} takes actions from {space}. Expected one row of bounded numbers, to be "
             f"scaled to [-1, 1]; {action_cure(space)}."
         )
-    ends = np.float32(-1.0), np.float32(1.0)
-    if np.any(space.low != ends[0]) or np.any(space.high != ends[1]):
-        env = RescaleAction(env, *ends)
-    if env.action_space.dtype == np.float32:
-        return env
-    row = gym.spaces.Box(*ends, space.shape, np.float32)
-    return TransformAction(env, lambda action: action, row)
+    row = gym.spaces.Box(np.float32(-1.0), np.float32(1.0), space.shape, np.float32)
+    return (
+        env if space == row else TransformAction(env, lambda action: in_space(action, space), row)
+    )
 
 
 def _rescaled(env: Env, name: str) -> Env:
