@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from vinoreward.errors import ConfigError
+from vinoreward_actors.command.settings import presets
 from vinoreward_actors.monitoring import (
     Composite,
     CompressionSetting,
@@ -191,6 +192,22 @@ def test_stages_follow_the_return():
     assert stages[-1] == ("improving", 16, 0.25)
     assert "changes again" in strategy.reason
     assert strategy.decide({}, INT8) == INT8
+
+
+def test_stages_of_the_preset_follow_a_curve_like_pongs():
+    """From -21 to 20 between 1 and 3.5 million steps, as in AcceRL's figure 5."""
+    every = presets()["accerl/pong-staged"]["evaluate_every"]
+    steps = np.arange(every, 6_000_001, every)
+    returns = np.interp(steps, [1.0e6, 3.5e6], [-21.0, 20.0])
+    for seed in range(5):
+        noise = np.random.default_rng(seed).normal(scale=1.0, size=len(steps))
+        strategy, begins = Staged(), {}
+        for step, value in zip(steps, returns + noise, strict=True):
+            strategy.decide({"return": value}, INT8)
+            begins.setdefault(strategy.stage, step)
+        # Before a quarter of the rise, and not long after its end.
+        assert 1.0e6 <= begins["improving"] <= 1.625e6
+        assert 3.5e6 <= begins["convergence"] <= 4.5e6
 
 
 def test_a_return_that_only_jitters_rarely_looks_like_progress():
