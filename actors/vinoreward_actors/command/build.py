@@ -12,7 +12,9 @@ from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.command.stages import chain_of, correctors_of, monitor_of
+from vinoreward_actors.compression import Compile, Quantize
 from vinoreward_actors.policies.backends.base import BACKENDS
+from vinoreward_actors.policies.backends.choice import AUTO, fastest
 from vinoreward_actors.tasks.lookup import Task, find_task, make_task
 from vinoreward_actors.tasks.networks import dense_layers, network
 from vinoreward_training.policy.checkpoint import build_model
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from vinoreward_actors.actor_learner.trainer import ActorLearner, ActorLearnerConfig, Progress
     from vinoreward_actors.compression.chain import CompressorChain
     from vinoreward_actors.monitoring import Monitor
+    from vinoreward_actors.policies.spec import PolicySpec
 
 FACTORY = "vinoreward_actors.tasks.lookup:make_task"
 SB3 = {"sac": "SAC", "td3": "TD3"}
@@ -77,7 +80,7 @@ def build(config: ActorsConfig) -> Parts:
 
     allowed = {
         "engine": tuple(ENGINES),
-        "backend": BACKENDS.names(),
+        "backend": (AUTO, *BACKENDS.names()),
         "algorithm": (*LEARNERS.names(), *SB3),
     }
     for name, known in allowed.items():
@@ -91,16 +94,27 @@ def build(config: ActorsConfig) -> Parts:
     names = {field.name for field in dataclasses.fields(ActorLearnerConfig)} & set(vars(config))
     shared = {name: getattr(config, name) for name in names}
     ratio = _learner_value("samples_per_insert", config, float, SAMPLES_PER_INSERT)
-    settings = ActorLearnerConfig(
-        **{**shared, "steps": config.trajectory, "samples_per_insert": ratio}
-    )
     chain = chain_of(
         config.compress, config.backend, lambda name: network(task, name, config.algorithm)
     )
     learner, close = learner_of(config, task)
+    if config.backend == AUTO:
+        shared["backend"] = fastest(learner.spec, config.environments)
+        _choose(chain, learner.spec, config.environments)
+    settings = ActorLearnerConfig(
+        **{**shared, "steps": config.trajectory, "samples_per_insert": ratio}
+    )
     monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period)
     environment = _environment(config, config.env_kwargs)
     return Parts(task, learner, chain, monitor, environment, settings, close)
+
+
+def _choose(chain: CompressorChain | None, spec: PolicySpec, batch: int) -> None:
+    """Compile for the fastest backend, unless the chain names one."""
+    if chain is None or any(isinstance(stage, Compile) for stage in chain.stages):
+        return
+    int8 = any(isinstance(stage, Quantize) and stage.precision == "int8" for stage in chain.stages)
+    chain.add(Compile(fastest(chain.largest(spec), batch, int8=int8)))
 
 
 def learner_of(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:

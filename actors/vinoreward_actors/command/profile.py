@@ -16,6 +16,7 @@ from vinoreward_actors.command.config import NONE, OFF, ActorsConfig
 from vinoreward_actors.command.report import aligned, breakdown_rows, draw_profile, share_words
 from vinoreward_actors.command.run import difference
 from vinoreward_actors.command.settings import command, recorded
+from vinoreward_actors.policies.backends import choice as backends
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import RunFolder, plain
@@ -91,10 +92,17 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
 def profile(config: ActorsConfig) -> None:
     """Measure full-precision actors, and compressed ones if there is a chain; print advice."""
     steps = config.profile_only or 0
+    with contextlib.closing(build(config)) as parts:
+        table = [
+            {"backend": name, "µs per call": f"{1e6 * seconds:.1f}"}
+            for name, seconds in backends.measure(parts.learner.spec, config.environments).items()
+        ]
+    print(f"backends on this machine, {config.environments} observations a call")
+    print(f"{aligned(table, left=1, indent=2)}\n", flush=True)
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
         full = measure(dataclasses.replace(config, compress=NONE, monitor=OFF), steps)
         first, learner_seconds = full.actor, full.learner_seconds
-        breakdowns = {config.backend: first}
+        breakdowns = {"full precision": first}
         lines = [first.advice(learner_seconds, config.actors)]
         changes: dict[str, Any] = {"profile_only": None, "resume": False, "out": config.out / "run"}
         if first.steps < ENOUGH:
@@ -116,6 +124,7 @@ def profile(config: ActorsConfig) -> None:
         write_json(folder / "profile.json", record)
         sections = [
             Section("Does compression pay here?", "\n".join(lines)),
+            Section("Backends on this machine", rows=table),
             *(Section(name, rows=breakdown_rows(each)) for name, each in breakdowns.items()),
             Section("ActorQ's figure", images=[image]),
         ]

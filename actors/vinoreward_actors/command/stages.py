@@ -19,6 +19,7 @@ from vinoreward.errors import ConfigError
 from vinoreward_actors import correction, monitoring
 from vinoreward_actors.compression import Compile, Distill, Prune, Quantize
 from vinoreward_actors.compression.chain import CompressorChain, Stage
+from vinoreward_actors.policies.backends.choice import AUTO
 from vinoreward_training.runs.settings import converted, parse_yaml
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ def chain_of(
 ) -> CompressorChain | None:
     """Return the chain that ``--compress`` describes; None for ``none``.
 
-    If it names no backend, the chain uses that of full precision, or OpenVINO instead of PyTorch.
+    If it names no backend, the chain uses that of full precision, or OpenVINO instead of PyTorch;
+    with ``auto`` the caller adds the fastest.
     ``network`` returns a student's spec by its name.
     """
     items = items_of(text, "--compress")
@@ -151,7 +153,7 @@ def chain_of(
     chain = CompressorChain()
     for item in items:
         chain.add(_stage(item, network))
-    if not any(isinstance(stage, Compile) for stage in chain.stages):
+    if backend != AUTO and not any(isinstance(stage, Compile) for stage in chain.stages):
         chain.add(Compile(backend if backend in BACKENDS else "openvino"))
     chain.check()
     return chain

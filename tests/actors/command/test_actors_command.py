@@ -96,6 +96,7 @@ def test_a_short_profile_says_whether_compression_can_pay(tmp_path, capsys):
     assert main([*arguments, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     for words in (
+        "backends on this machine",
         "step: network",
         "deserialize",
         "With quantize: int8 an actor's step takes",
@@ -105,7 +106,7 @@ def test_a_short_profile_says_whether_compression_can_pay(tmp_path, capsys):
     ):
         assert words in said
     found = json.loads((out / "profile.json").read_text())
-    assert set(found["breakdowns"]) == {"openvino", "compressed"}
+    assert set(found["breakdowns"]) == {"full precision", "compressed"}
     assert (out / "profile.png").is_file()
     assert main(["actors", *SMALL, "--profile-only", "1", "--out", str(tmp_path / "short")]) == 0
     assert "1000 or more are reliable" in capsys.readouterr().out

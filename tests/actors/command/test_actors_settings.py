@@ -35,7 +35,7 @@ def test_every_preset_is_settled_and_fits_its_task():
         assert settings_of(config)[0].__name__.lower() == config.algorithm
         chain = chain_of(
             config.compress,
-            config.backend,
+            "openvino",
             lambda name, config=config: network(config.task, name, config.algorithm),
         )
         monitor_of(config.monitor, spec.head, chain, config.pull_period)
@@ -47,7 +47,7 @@ def test_what_is_given_wins_over_file_and_preset(tmp_path):
     file.write_text("steps: 777\nactors: 3\nlearner: {gamma: 0.9}\n")
     found = SETTINGS.of(preset="actorq/cartpole-int8", config=file, actors=1)
     assert (found.steps, found.actors) == (777, 1)
-    assert found.compress == "[{quantize: int8}, {compile: openvino}]"
+    assert found.compress == "[{quantize: int8}]"
     assert (found.learner["gamma"], found.learner["learning_rate"]) == (0.9, 0.00015)
     words = command(SETTINGS.of(preset="actorq/cartpole-int8", actors=2))
     assert words == "vinoreward actors --preset actorq/cartpole-int8 --actors 2"
