@@ -63,8 +63,8 @@ class ActorsConfig:
     algorithm: str = "impala"
     """impala, dqn or d4pg; sac and td3 are Stable-Baselines3's."""
     network: str | None = None
-    """3x2048, 2x256, any DEPTHxWIDTH (optionally with -relu or -tanh); for images original, net1,
-    net2, net3, nature. None: as in the task's paper."""
+    """3x2048, 2x256, any DEPTHxWIDTH; for images original, net1, net2, net3, nature. None: as in
+    the task's paper."""
     compress: YamlText = NONE
     """Stages, see above; none: actors run the learner's own network."""
     monitor: YamlText = DEFAULT
