@@ -109,7 +109,7 @@ class Replay:
                 f"the replay has {self.capacity}. Expected a larger replay or shorter trajectories."
             )
         starts = np.cumsum(places_each) - places_each + self._stack - 1
-        before: Places = (np.cumsum(stops, axis=0) - stops) * self._stack
+        before: Places = np.multiply(np.cumsum(stops, axis=0) - stops, self._stack)
         # Steps right behind would lose the frames before theirs.
         lost = min(needed + self._stack - 1, self.capacity)
         taken = (self._position + np.arange(lost)) % self.capacity
