@@ -34,8 +34,6 @@ class LearnerConfig:
     Attributes:
         gamma: discount per step; n-step targets use its powers.
         learning_rate: of every network, unless a learner has a second one.
-        optimizer: ``"adam"``, or ``"rmsprop"`` as in the IMPALA paper.
-        optimizer_epsilon: added to the root of the squared gradients.
         max_grad_norm: maximum norm of a gradient.
         reward_scale: factor for rewards. A network needs hundreds of updates to reach a value of
             100, and until then the policy learns from wrong values.
@@ -48,8 +46,6 @@ class LearnerConfig:
 
     gamma: float = 0.99
     learning_rate: float = 3e-4
-    optimizer: Literal["adam", "rmsprop"] = "adam"
-    optimizer_epsilon: float = 1e-8
     max_grad_norm: float = 40.0
     reward_scale: float = 1.0
     reward_clip: float | None = None
@@ -58,27 +54,22 @@ class LearnerConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        names = (
-            "learning_rate", "optimizer_epsilon", "max_grad_norm", "reward_scale", "reward_clip",
-        )  # fmt: skip
+        names = ("learning_rate", "max_grad_norm", "reward_scale", "reward_clip")
         values = {name: getattr(self, name) for name in names}
         wrong = {name: each for name, each in values.items() if each is not None and not each > 0}
-        known = self.optimizer in ("adam", "rmsprop") and self.precision in ("fp32", "bf16")
-        if wrong or not 0.0 <= self.gamma <= 1.0 or not known:
+        if wrong or not 0.0 <= self.gamma <= 1.0 or self.precision not in ("fp32", "bf16"):
             raise ConfigError(
-                f"the learner has gamma={self.gamma}, optimizer={self.optimizer!r}, "
-                f"precision={self.precision!r} and {wrong or 'valid other settings'}. Expected "
-                "gamma from 0 to 1, adam or rmsprop, fp32 or bf16, and positive numbers."
+                f"the learner has gamma={self.gamma}, precision={self.precision!r} and "
+                f"{wrong or 'valid other settings'}. Expected gamma from 0 to 1, fp32 or bf16, and "
+                "positive numbers."
             )
 
     def make_optimizer(
         self, parameters: Iterator[nn.Parameter], learning_rate: float | None = None
     ) -> torch.optim.Optimizer:
-        """Return an optimiser for some parameters."""
+        """Return Adam for some parameters."""
         rate = self.learning_rate if learning_rate is None else learning_rate
-        if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=rate, eps=self.optimizer_epsilon, fused=True)
-        return torch.optim.RMSprop(parameters, lr=rate, alpha=0.99, eps=self.optimizer_epsilon)
+        return torch.optim.Adam(parameters, lr=rate, fused=True)
 
     def rewards(self, rewards: Floats) -> Floats:
         """Return scaled and clipped rewards."""

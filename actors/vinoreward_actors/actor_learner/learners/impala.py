@@ -38,7 +38,6 @@ class ImpalaConfig(LearnerConfig):
         correctors: one of role target, at most one of role policy_gradient.
         entropy_coef: weight of the entropy bonus.
         value_coef: weight of the squared error of values.
-        normalize_advantage: divide advantages by their standard deviation in the batch.
     """
 
     learning_rate: float = 6e-4
@@ -46,7 +45,6 @@ class ImpalaConfig(LearnerConfig):
     correctors: tuple[Corrector, ...] = (VTrace(),)
     entropy_coef: float = 0.01
     value_coef: float = 0.5
-    normalize_advantage: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,10 +106,7 @@ class Impala(ModuleLearner):
         self.check_finite("values", values)
         log_pi = networks.log_prob(self.spec, outputs, actions)
         corrected = self.correction(self._off_policy(batch, log_pi, values))
-        advantages = corrected.advantages
-        if self._config.normalize_advantage:
-            advantages = advantages / max(float(advantages.std()), 1e-6)
-        policy_loss = -(self.tensor(advantages).reshape(-1) * log_pi).mean()
+        policy_loss = -(self.tensor(corrected.advantages).reshape(-1) * log_pi).mean()
         value_loss = 0.5 * (self.tensor(corrected.targets).reshape(-1) - values).square().mean()
         entropy = networks.entropy(self.spec, outputs).mean()
         loss = (
