@@ -262,18 +262,15 @@ def test_the_documented_commands_of_actors_are_settled(
     from vinoreward_training.cli import main
 
     settled = []
-    run = actors.run
 
     def settle(config: Any) -> int:
-        if config.list_presets:
-            return run(config)
         settled.append(config)
         return 0
 
     monkeypatch.setattr(actors, "run", settle)
     monkeypatch.chdir(tmp_path)
     lines = [line for line in commands(project_root) if line.startswith("actors ")]
-    assert len(lines) > 5
+    assert len(lines) > 3
     for line in lines:
         assert main(shlex.split(line, comments=True)) == 0
     assert {one.engine for one in settled} == {"local", "ray"}

@@ -9,8 +9,8 @@ from typing import Any
 from vinoreward_actors.command.run import read_rows
 from vinoreward_training.cli import main
 
-SMALL = ("--task", "CartPole-v0", "--network", "2x32", "--no-progress")
-FEW = ("--evaluation-episodes", "2", "--final-episodes", "3")
+SMALL = ("--task", "CartPole-v0", "--network", "2x32")
+FEW = ("--evaluation-episodes", "2")
 
 
 def trained(out: Path, steps: int, *more: str, every: int = 0) -> dict[str, Any]:

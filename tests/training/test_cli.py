@@ -35,18 +35,19 @@ def test_every_command_has_its_configuration_and_run(name: str) -> None:
 def test_false_in_a_table_is_not_a_word_that_counts_as_true(
     word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = ["--env-kwargs", "rescale_observations", word, "--learner", "prioritized", "true"]
+    tables = ["--env-kwargs", "clip_reward", word, "--learner", "double", "true"]
     given = ["actors", "--algorithm", "dqn", "--network", "1x8", *tables]
     module = importlib.import_module("vinoreward_actors.command.command")
     seen = []
     with monkeypatch.context() as patch:
         patch.setattr(module, "run", lambda config: seen.append(config) or 0)
         assert main(given) == 0
-    assert seen[0].env_kwargs == {"rescale_observations": False}
-    assert seen[0].learner == {"prioritized": True}
-    refused = [*given[:5], "--learner", "prioritized", "5", "--out", str(tmp_path / "run")]
+    assert seen[0].env_kwargs == {"clip_reward": False}
+    assert seen[0].learner == {"double": True}
+    refused = [*given[:5], "--learner", "double", "5", "--out", str(tmp_path / "run")]
     assert main(refused) == 1
-    assert "prioritized=5. Expected true or false" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "'double': 5" in said and "Expected true or false" in said
 
 
 def test_an_error_is_one_sentence_and_exit_code_one(

@@ -126,7 +126,7 @@ def test_a_run_of_actors_likewise(
 ) -> None:
     play = [word.format(actors_run) for word in PLAY]
     stranger.forget()
-    for words in (play, ["actors", "--resume", "--out", str(actors_run), "--no-progress"]):
+    for words in (play, ["actors", "--resume", "--out", str(actors_run)]):
         assert main(words) == 1
         assert f"names {ENV} as " in capsys.readouterr().err
     assert not stranger.imported

@@ -5,7 +5,6 @@ from .learners.base import Learner
 from .learners.d4pg import D4PG, D4PGConfig
 from .learners.dqn import DQN, DQNConfig
 from .learners.impala import Impala, ImpalaConfig
-from .learners.sac import SAC, SACConfig
 from .learners.sb3 import SB3Config, SB3Learner
 from .progress import Progress, Summary
 from .trainer import ActorLearner
@@ -13,7 +12,6 @@ from .trainer import ActorLearner
 __all__ = [
     "D4PG",
     "DQN",
-    "SAC",
     "ActorLearner",
     "ActorLearnerConfig",
     "D4PGConfig",
@@ -25,7 +23,6 @@ __all__ = [
     "Learner",
     "Player",
     "Progress",
-    "SACConfig",
     "SB3Config",
     "SB3Learner",
     "Summary",

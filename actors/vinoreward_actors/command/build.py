@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.command.stages import chain_of, correctors_of, monitor_of
+from vinoreward_actors.compression import Compile, Quantize
 from vinoreward_actors.policies.backends.base import BACKENDS
+from vinoreward_actors.policies.backends.choice import AUTO, fastest
 from vinoreward_actors.tasks.lookup import Task, find_task, make_task
 from vinoreward_actors.tasks.networks import dense_layers, network
-from vinoreward_training.policy.checkpoint import algorithm_class, build_model
+from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.runs.settings import converted
 from vinoreward_training.tasks.trust import names_function
 
@@ -27,14 +26,13 @@ if TYPE_CHECKING:
     from vinoreward_actors.actor_learner.trainer import ActorLearner, ActorLearnerConfig, Progress
     from vinoreward_actors.compression.chain import CompressorChain
     from vinoreward_actors.monitoring import Monitor
+    from vinoreward_actors.policies.spec import PolicySpec
 
 FACTORY = "vinoreward_actors.tasks.lookup:make_task"
-SB3 = {"sb3-sac": ("SAC", "sac"), "sb3-td3": ("TD3", "td3"), "sb3-dqn": ("DQN", "dqn")}
-_SB3_AT_LEAST_ONE = (
-    "batch_size", "buffer_size", "n_steps", "policy_delay", "target_update_interval", "train_freq",
-)  # fmt: skip
-_POWER = re.compile(r"[+-]?[0-9]+[eE][+-]?[0-9]{1,3}")
-"""A number such as 1e-3, which YAML reads as text; it needs 1.0e-3."""
+SB3 = {"sac": "SAC", "td3": "TD3"}
+"""Algorithms whose learner is Stable-Baselines3's."""
+SAMPLES_PER_INSERT = 8.0
+"""Default of ``--learner samples_per_insert`` for algorithms with a replay."""
 TRAINING_ONLY = ("terminal_on_life_loss", "clip_reward")
 """Options that make a game easier to learn; evaluations play the original game."""
 
@@ -80,26 +78,43 @@ def build(config: ActorsConfig) -> Parts:
     from vinoreward_actors.actor_learner.learners.base import LEARNERS
     from vinoreward_actors.actor_learner.trainer import ENGINES, ActorLearnerConfig
 
-    for name, known in (("engine", ENGINES), ("backend", BACKENDS.names())):
+    allowed = {
+        "engine": tuple(ENGINES),
+        "backend": (AUTO, *BACKENDS.names()),
+        "algorithm": (*LEARNERS.names(), *SB3),
+    }
+    for name, known in allowed.items():
         if getattr(config, name) not in known:
             raise ConfigError(
-                f"found {name}={getattr(config, name)!r}. Expected one of {', '.join(known)}."
+                field=name,
+                value=getattr(config, name),
+                expected=f"one of {', '.join(known)}",
             )
-    algorithms = (*LEARNERS.names(), *SB3)
-    if config.algorithm not in algorithms:
-        raise ConfigError(
-            f"found algorithm={config.algorithm!r}. Expected one of {', '.join(algorithms)}."
-        )
     task = find_task(config.task, config.env_kwargs)
     names = {field.name for field in dataclasses.fields(ActorLearnerConfig)} & set(vars(config))
     shared = {name: getattr(config, name) for name in names}
-    settings = ActorLearnerConfig(**{**shared, "steps": config.trajectory})
-    head_of = SB3[config.algorithm][1] if config.algorithm in SB3 else config.algorithm
-    chain = chain_of(config.compress, config.backend, lambda name: network(task, name, head_of))
+    ratio = _learner_value("samples_per_insert", config, float, SAMPLES_PER_INSERT)
+    chain = chain_of(
+        config.compress, config.backend, lambda name: network(task, name, config.algorithm)
+    )
     learner, close = learner_of(config, task)
+    if config.backend == AUTO:
+        shared["backend"] = fastest(learner.spec, config.environments)
+        _choose(chain, learner.spec, config.environments)
+    settings = ActorLearnerConfig(
+        **{**shared, "steps": config.trajectory, "samples_per_insert": ratio}
+    )
     monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period)
     environment = _environment(config, config.env_kwargs)
     return Parts(task, learner, chain, monitor, environment, settings, close)
+
+
+def _choose(chain: CompressorChain | None, spec: PolicySpec, batch: int) -> None:
+    """Compile for the fastest backend, unless the chain names one."""
+    if chain is None or any(isinstance(stage, Compile) for stage in chain.stages):
+        return
+    int8 = any(isinstance(stage, Quantize) and stage.precision == "int8" for stage in chain.stages)
+    chain.add(Compile(fastest(chain.largest(spec), batch, int8=int8)))
 
 
 def learner_of(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
@@ -132,50 +147,33 @@ def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
     from vinoreward_actors.actor_learner.learners.base import LEARNERS
 
     learner = LEARNERS.find(config.algorithm)
-    kind = learner.config_class
-    settings = _settings(config.learner, kind, config.algorithm)
-    settings["seed"] = config.seed
-    if config.engine == "inline":
-        settings.setdefault("precision", "fp32")
-    correctors = correctors_of(config.correctors)
-    if correctors is not None:
-        settings["correctors"] = correctors
-    return learner, kind(**settings)
-
-
-def _settings(given: Mapping[str, Any], kind: Any, algorithm: str) -> dict[str, Any]:
-    """Convert an algorithm's settings to the types of its configuration."""
-    kinds = get_type_hints(kind)
-    known = [
-        field.name for field in dataclasses.fields(kind) if field.name not in ("correctors", "seed")
-    ]
-    settings: dict[str, Any] = {}
-    for name, value in given.items():
-        if name not in known:
-            hint = "; --correctors names those" if name == "correctors" else ""
+    hints = get_type_hints(learner.config_class)
+    own = [name for name in hints if name != "seed"]
+    if "buffer_size" in own:
+        own.append("samples_per_insert")
+    settings: dict[str, Any] = {"seed": config.seed}
+    for name in config.learner:
+        if name not in own:
             raise ConfigError(
-                f"--learner has {name!r}, which {algorithm} does not have{hint}. Expected some of "
-                f"{', '.join(known)}."
+                field="learner",
+                value={name: config.learner[name]},
+                expected=f"some of {', '.join(own)}",
+                remedy="leave it out",
             )
-        try:
-            settings[name] = _converted(name, value, kinds[name])
-        except ValueError as error:
-            raise ConfigError(f"--learner has {name}={value!r}. Expected {error}.") from error
-    return settings
+        if name == "correctors":
+            settings[name] = correctors_of(str(config.learner[name]))
+        elif name != "samples_per_insert":
+            settings[name] = _learner_value(name, config, hints[name])
+    return learner, learner.config_class(**settings)
 
 
-def _converted(name: str, value: Any, hint: Any) -> Any:
-    if name == "prioritized":
-        from vinoreward_actors.actor_learner.learners.replay import PrioritizedReplay
-
-        return PrioritizedReplay() if converted(value, bool) else None
-    if get_origin(hint) is tuple:
-        value = converted([value] if isinstance(value, int) else value, hint)
-        if min(value, default=1) < 1:
-            raise ValueError("whole numbers from 1")
-    elif isinstance(value, str) and _POWER.fullmatch(value) and hint in (float, float | None):
-        value = float(value)
-    return converted(value, hint)
+def _learner_value(name: str, config: ActorsConfig, hint: Any, default: Any = None) -> Any:
+    """Return a value of ``--learner`` as the type of an annotation."""
+    value = config.learner.get(name, default)
+    try:
+        return converted(value, hint)
+    except ValueError as error:
+        raise ConfigError(field="learner", value={name: value}, expected=str(error)) from error
 
 
 def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
@@ -184,20 +182,16 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
 
     from vinoreward_actors.actor_learner.learners.sb3 import SB3Config, SB3Learner
 
-    if config.correctors is not None:
-        raise ConfigError(
-            f"{config.algorithm} does not support --correctors {config.correctors!r}: its targets "
-            "are Stable-Baselines3's own. Expected none; impala, dqn, d4pg and sac support them."
-        )
-    algorithm = SB3[config.algorithm][0]
-    arguments = _sb3_settings(config, algorithm_class(algorithm))
+    arguments: dict[str, Any] = dict(config.learner)
     if len(task.observation_shape) != 3:  # an image's network is CnnPolicy's
         name = config.network or ("2x256" if task.network == "original" else task.network)
         dense = dense_layers(name)
         if dense is None:
             raise ConfigError(
-                f"found network={name!r} with {config.algorithm}. Expected DEPTHxWIDTH, or no "
-                "network for images, which Stable-Baselines3's CnnPolicy handles."
+                field="network",
+                value=name,
+                expected=f"DEPTHxWIDTH with {config.algorithm}, or none for images, which "
+                "Stable-Baselines3's CnnPolicy handles",
             )
         arguments["policy_kwargs"] = {
             "net_arch": list(dense[0]),
@@ -207,53 +201,18 @@ def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]
     env = make_task(config.task, config.seed, **options)
     size = max(1000, config.steps)
     try:
-        model: Any = build_model(algorithm, env, arguments, seed=config.seed, replay_size=size)
+        model: Any = build_model(
+            SB3[config.algorithm], env, arguments, seed=config.seed, replay_size=size
+        )
     except ConfigError as error:
         env.close()
         raise ConfigError(
             _refused(config, "Stable-Baselines3", error.__cause__ or error)
         ) from error
     # Without noise, TD3 stops exploring after its first steps.
-    sigma = 0.1 if config.algorithm == "sb3-td3" else None
+    sigma = 0.1 if config.algorithm == "td3" else None
     settings = SB3Config(total_steps=config.steps, sigma=sigma, seed=config.seed)
     return SB3Learner(model, settings), env.close
-
-
-def _sb3_settings(config: ActorsConfig, kind: Any) -> dict[str, Any]:
-    """Return ``--learner`` after checking it, because SB3 checks most of it only during training.
-
-    A setting must have the type of its default.
-    """
-    taken = {
-        name: parameter.default
-        for name, parameter in inspect.signature(kind).parameters.items()
-        if isinstance(parameter.default, bool | int | float | str)
-        and name not in ("device", "_init_setup_model")
-    }
-    for name, value in config.learner.items():
-        if name not in taken:
-            raise ConfigError(
-                f"--learner has {name!r}, which {config.algorithm} does not have. Expected some of "
-                f"{', '.join(taken)}; use --seed and --network for those."
-            )
-        default = taken[name]
-        least = 1 if name in _SB3_AT_LEAST_ONE else 0
-        whole = isinstance(default, int) and name != "max_grad_norm"
-        expected = f"a {'whole ' if whole else ''}number from {least}"
-        if isinstance(default, bool):
-            fits, expected = isinstance(value, bool), "true or false"
-        elif isinstance(default, str):
-            fits, expected = not isinstance(value, bool), "a word or a number"
-        elif isinstance(value, bool | str) or (whole and not isinstance(value, int)):
-            fits = False
-        elif name == "gradient_steps":
-            fits = value == -1 or value >= 1
-            expected = "a whole number from 1, or -1 for as many as environment steps"
-        else:
-            fits = least <= value < math.inf
-        if not fits:
-            raise ConfigError(f"--learner has {name}={value!r}. Expected {expected}.")
-    return dict(config.learner)
 
 
 def evaluation_options(config: ActorsConfig) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
@@ -27,8 +27,6 @@ class ActorsConfig:
         prune: 0.5          remove half of the neurons and channels; needs distill after it
         distill             train the remaining network to act like the full one
         distill: net3       train a separate, smaller network
-        low-rank: 64        two thin layers for a wide one; or low-rank: {energy: 0.9}
-        fuse                fold constant operations into the weights
         quantize: int8      8-bit arithmetic; fp16: half precision; w2 to w8: weights alone
         compile: openvino   the backend (onnxruntime, numpy); default: as --backend
 
@@ -36,44 +34,39 @@ class ActorsConfig:
 
     --monitor watches and adjusts the compression: default (stops harmful compression), kl: 14
     (AcceRL's switch between 8 and 16 bits), alpha: {low: 0.02, high: 0.2} (AcceRL's mix of both
-    networks), staged, sparsity, watch (changes nothing), off.
+    networks), staged, watch (changes nothing), off.
 
     Examples:
         vinoreward actors --task CartPole-v0 --network 2x256 --steps 60000 --target 195
         vinoreward actors --task CartPole-v0 --compress "quantize: int8" --profile-only 4000
         vinoreward actors --preset actorq/cartpole-int8 --out runs/cartpole
         vinoreward actors --resume --out runs/cartpole
-        vinoreward actors --list-presets
         vinoreward actors --task pong --compress "[{prune: 0.5}, distill, {quantize: int8}]"
         vinoreward actors --task cheetah-run --algorithm d4pg --learner n_step 1 batch_size 128
-        vinoreward actors --task CartPole-v0 --network 2x256 --pull-study 10 40 160 640
         vinoreward actors --task my_package:MyEnv-v0 --network 2x64 --engine ray
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
         "out", "task", "preset", "algorithm", "network", "compress", "actors", "environments",
-        "steps", "target", "learner", "profile_only", "list_presets", "seed", "resume",
+        "steps", "target", "learner", "profile_only", "seed", "resume",
     )  # fmt: skip
 
     out: Path = Path("runs/actors")
     """Folder for all files of this run."""
     preset: str | None = None
-    """An experiment of the papers, such as actorq/cartpole-int8; --list-presets lists them."""
+    """An experiment of the papers, such as actorq/cartpole-int8; help lists them."""
     config: Path | None = None
     """YAML file with these option names (underscores); the command line overrides it."""
     task: Annotated[str, RUNS_CODE] = "CartPole-v0"
     """A task of the papers (cheetah-run, pong, CartPole-v0, PandaHover-v0), or the id of a
     Gymnasium environment; dm_control/DOMAIN-TASK-v0 are Shimmy's, ALE/Game-v5 are ale-py's."""
     algorithm: str = "impala"
-    """impala, dqn, d4pg or sac; sb3-sac, sb3-td3 and sb3-dqn use Stable-Baselines3."""
+    """impala, dqn or d4pg; sac and td3 are Stable-Baselines3's."""
     network: str | None = None
-    """3x2048, 2x256, any DEPTHxWIDTH (optionally with -relu or -tanh); for images original, net1,
-    net2, net3, nature. None: as in the task's paper."""
+    """3x2048, 2x256, any DEPTHxWIDTH; for images original, net1, net2, net3, nature. None: as in
+    the task's paper."""
     compress: YamlText = NONE
     """Stages, see above; none: actors run the learner's own network."""
-    correctors: YamlText | None = None
-    """vtrace, importance, retrace, tree-backup, q-lambda or uncorrected; two as [vtrace,
-    importance]. None: the algorithm's own."""
     monitor: YamlText = DEFAULT
     """Strategy that adjusts the compression during training, see above."""
     actors: Threads = 1
@@ -82,9 +75,9 @@ class ActorsConfig:
     """Environments per actor, stepped as one batch: try this before compressing."""
     engine: str = "local"
     """local processes, ray for a cluster, or inline: all in this process, exact to the bit."""
-    backend: str = "openvino"
-    """Backend for full-precision weights in actors: openvino, onnxruntime, numpy; torch is eager
-    PyTorch, the papers' baseline."""
+    backend: str = "auto"
+    """Backend of actors: openvino, onnxruntime, numpy; torch is eager PyTorch, the papers'
+    baseline. auto measures for a second which is the fastest for this network on this machine."""
     steps: Count = 100_000
     """Environment steps in all."""
     seed: Seed = 0
@@ -95,42 +88,25 @@ class ActorsConfig:
     """Steps of an environment between two checks for newer weights."""
     push_period: Count = 1
     """Updates between two pushes of weights."""
-    bits: Literal[2, 3, 4, 5, 6, 7, 8, 16, 32] = 32
-    """Bits per weight in the learner's pushes: 32 or 16; with --engine ray also 2 to 8."""
-    max_lag: Count = 100
-    """Drop trajectories whose weights are more pushes old (not for algorithms with a replay)."""
-    max_staleness: Natural = 100
-    """Actors do not use compressed weights that are more pushes behind the learner's; at most
-    --max-lag, unless the algorithm has a replay."""
     heartbeat: Annotated[float, Gt(0)] = 20.0
     """Seconds without a sign of life after which a process is replaced; a reset may take 120."""
-    samples_per_insert: Annotated[float, Gt(0)] = 8.0
-    """Transitions sampled per inserted transition, for algorithms with a replay."""
     learner: Arguments = field(default_factory=dict)
-    """Settings of the algorithm: name value name value, such as learning_rate 1e-4 gamma 0.95."""
+    """Settings of the algorithm: name value name value, such as learning_rate 1e-4 gamma 0.95.
+    correctors takes vtrace, importance, retrace, tree-backup or uncorrected, two as [vtrace,
+    importance]."""
     env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment: name value name value."""
     truth: Annotated[str | None, RUNS_CODE] = None
     """How the true success is known: a key of info, or a function of the environment, as
     package.module:function or file.py:function. None: the usual keys, the first that is there."""
-    on_alarm: Literal["tell", "stop", "off"] = "tell"
-    """When surely more than 5 % of the episodes end with a claim that is no true success (where the
-    environment tells), show a tenth of their images out of distribution for the guard, or end
-    before --earliest-success: tell, stop (go on with --resume), or off."""
-    earliest_success: Count | None = None
-    """First step of an episode at which a success is possible: an alarm for claims before it. None:
-    no such alarm."""
     evaluate_every: Natural = 5000
     """Steps between evaluations, which a separate process plays during training: both policies of
     one version. If one is still running, the next starts after it. 0: only at the end."""
     evaluation_episodes: Annotated[int, Ge(2), Le(10**12)] = 10
-    """Episodes per evaluation, the same for the full and the compressed policy."""
-    final_episodes: Annotated[int, Ge(2), Le(10**12)] = 30
-    """Episodes of the final evaluation, with seeds of their own."""
+    """Episodes per evaluation, the same for the full and the compressed policy. The final
+    evaluation plays three times as many, with seeds of their own."""
     target: float | None = None
     """Stop once the full policy's mean return in an evaluation reaches this."""
-    threads: Threads = 1
-    """Threads of the learner."""
     checkpoint_seconds: Annotated[float, Gt(0)] = 60.0
     """Seconds between two checkpoints."""
     resume: bool = False
@@ -140,11 +116,3 @@ class ActorsConfig:
     package:Id-v0. This runs its code. Without this option, you are asked."""
     profile_only: Count | None = None
     """Run this many steps, then show where an actor's time goes and whether compressing pays."""
-    pull_study: tuple[Count, ...] = ()
-    """Train once for each of these pull periods and seeds; one plot and one table."""
-    study_seeds: Count = 3
-    """Seeds of --pull-study, from --seed on."""
-    list_presets: bool = False
-    """List the presets and exit."""
-    progress: bool = True
-    """Show the progress bar."""

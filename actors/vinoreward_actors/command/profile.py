@@ -8,17 +8,15 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tqdm import tqdm
-
 from vinoreward.errors import ConfigError
 from vinoreward.files import write_json
-from vinoreward.machine import usable_cores
 from vinoreward_actors.actor_learner.acting.profile import Breakdown
 from vinoreward_actors.command.build import build
 from vinoreward_actors.command.config import NONE, OFF, ActorsConfig
 from vinoreward_actors.command.report import aligned, breakdown_rows, draw_profile, share_words
 from vinoreward_actors.command.run import difference
 from vinoreward_actors.command.settings import command, recorded
+from vinoreward_actors.policies.backends import choice as backends
 from vinoreward_training.runs.machine import describe_machine
 from vinoreward_training.runs.report import Section, write_report
 from vinoreward_training.runs.run_folder import RunFolder, plain
@@ -42,32 +40,22 @@ class Measured:
     """Wall time of updates and pushes per environment step."""
     push_seconds: float | None
     """The compressor's time per version, without the first; None if it made only one."""
-    steps_per_update: float
     share: str = ""
     """Sentence on the compressed steps and their age; empty without a compressor."""
 
-    @property
-    def acting(self) -> float:
-        """Wall time of an actor's environment step in seconds, without waiting."""
-        return sum(self.actor.wall.values()) - self.actor.wall["wait"]
-
     def step_seconds(self, config: ActorsConfig) -> float:
         """Return the wall time per environment step of a training: that of its slowest part."""
-        return max(self.learner_seconds, self.acting / config.actors)
+        return max(self.learner_seconds, self.actor.step_wall / config.actors)
 
 
 def measure(config: ActorsConfig, steps: int) -> Measured:
     """Run for some steps and return the breakdown of their time."""
     import torch
 
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(1)
     config = dataclasses.replace(config, resume=False, evaluate_every=0)
-    with (
-        contextlib.closing(build(config)) as parts,
-        tqdm(
-            total=steps, unit="step", disable=not config.progress, desc=config.compress[:20]
-        ) as bar,
-    ):
+    print(f"measuring {steps} steps with compress={config.compress}", flush=True)
+    with contextlib.closing(build(config)) as parts:
         owner = parts.trainer(config, None)
         start: Breakdown | None = None
         calls = 0
@@ -76,7 +64,6 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
         def watch(progress: Progress) -> bool:
             nonlocal start, calls
             calls += 1
-            bar.update(progress.steps - bar.n)
             reports.extend(progress.compressor)
             if start is None and calls > 1 and parts.warm(progress):
                 start = owner.profile()[0]
@@ -98,7 +85,6 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
         actor=difference(summary.profile, start),
         learner_seconds=summary.learner_seconds,
         push_seconds=statistics.median(pushes) if pushes else None,
-        steps_per_update=summary.steps / max(1, summary.updates),
         share=share_words(summary.compressed_share, summary.staleness),
     )
 
@@ -106,10 +92,17 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
 def profile(config: ActorsConfig) -> None:
     """Measure full-precision actors, and compressed ones if there is a chain; print advice."""
     steps = config.profile_only or 0
+    with contextlib.closing(build(config)) as parts:
+        table = [
+            {"backend": name, "µs per call": f"{1e6 * seconds:.1f}"}
+            for name, seconds in backends.measure(parts.learner.spec, config.environments).items()
+        ]
+    print(f"backends on this machine, {config.environments} observations a call")
+    print(f"{aligned(table, left=1, indent=2)}\n", flush=True)
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
         full = measure(dataclasses.replace(config, compress=NONE, monitor=OFF), steps)
         first, learner_seconds = full.actor, full.learner_seconds
-        breakdowns = {config.backend: first}
+        breakdowns = {"full precision": first}
         lines = [first.advice(learner_seconds, config.actors)]
         changes: dict[str, Any] = {"profile_only": None, "resume": False, "out": config.out / "run"}
         if first.steps < ENOUGH:
@@ -119,8 +112,11 @@ def profile(config: ActorsConfig) -> None:
             breakdowns["compressed"] = compressed.actor
             lines.append(_ratio(config, first, compressed.actor))
             verdict = recommend(config, full, compressed)
-            lines += [*verdict.words, *_pushes(compressed)]
-            lines += [*crowded(config, usable_cores()), f"{compressed.share.capitalize()}."]
+            lines += verdict.words
+            if compressed.push_seconds is not None:
+                seconds = f"{compressed.push_seconds:.3g} s"
+                lines.append(f"The compressor takes {seconds} for a version of the weights.")
+            lines.append(f"{compressed.share.capitalize()}.")
             changes |= verdict.changes
         image = draw_profile(folder / "profile.png", breakdowns)
         record = {"breakdowns": plain(breakdowns), "learner_seconds": learner_seconds}
@@ -128,13 +124,14 @@ def profile(config: ActorsConfig) -> None:
         write_json(folder / "profile.json", record)
         sections = [
             Section("Does compression pay here?", "\n".join(lines)),
+            Section("Backends on this machine", rows=table),
             *(Section(name, rows=breakdown_rows(each)) for name, each in breakdowns.items()),
             Section("ActorQ's figure", images=[image]),
         ]
         title = f"Profile: {config.algorithm} on {config.task}"
         write_report(folder / "report.html", title, sections)
     for name, each in breakdowns.items():
-        print(f"{name}: {1e6 * each.step_cpu:.0f} µs of processor time per step")
+        print(f"{name}: {1e6 * each.step_wall:.0f} µs of wall time per step, without waiting")
         print(f"{aligned(breakdown_rows(each), left=1, indent=2)}\n")
     print(f"learner: {learner_seconds * 1e6:.0f} µs of wall time per environment step\n")
     print("\n".join(lines))
@@ -154,7 +151,7 @@ class Verdict(NamedTuple):
 def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Verdict:
     """Recommend the next settings by the training's bottleneck, not an actor's step alone."""
     faster = _times(full.actor, compressed.actor) >= PAYS
-    if full.learner_seconds * config.actors > full.acting:
+    if full.learner_seconds * config.actors > full.actor.step_wall:
         words = "The training waits for its learner, so that does not help: leave out --compress."
         # Several environments would also wait for it.
         return Verdict([words] if faster else [], {"compress": "none", "monitor": "default"})
@@ -169,37 +166,14 @@ def recommend(config: ActorsConfig, full: Measured, compressed: Measured) -> Ver
     return Verdict([f"{words}."], {})
 
 
-def crowded(config: ActorsConfig, cores: int) -> list[str]:
-    """Return a warning if the compressor competes for cores; it does not on a cluster."""
-    busy = config.threads + config.actors + 1
-    if config.engine != "local" or busy <= cores:
-        return []
-    learner = "Learner" if config.threads == 1 else f"Learner ({config.threads} threads)"
-    actors = "actor" if config.actors == 1 else f"{config.actors} actors"
-    return [
-        f"{learner}, {actors} and compressor share {cores} core{'s' * (cores > 1)}: the compressor "
-        "slows the others down."
-    ]
-
-
 def _times(first: Breakdown, second: Breakdown) -> float:
-    return first.step_cpu / max(second.step_cpu, 1e-12)
+    return first.step_wall / max(second.step_wall, 1e-12)
 
 
 def _ratio(config: ActorsConfig, first: Breakdown, second: Breakdown) -> str:
     ratio = _times(first, second)
-    words = f"With {config.compress} an actor's step takes {second.step_cpu * 1e6:.0f} µs instead "
-    words += f"of {first.step_cpu * 1e6:.0f} µs of processor time: {ratio:.2f} times"
+    words = f"With {config.compress} an actor's step takes {second.step_wall * 1e6:.0f} µs instead "
+    words += f"of {first.step_wall * 1e6:.0f} µs: {ratio:.2f} times"
     if ratio < PAYS:
         return f"{words}. That does not pay here."
     return f"{words} as fast."
-
-
-def _pushes(measured: Measured) -> list[str]:
-    """Return a sentence on the compressor's time per version, if it made more than one."""
-    if measured.push_seconds is None:
-        return []
-    words = f"The compressor takes {measured.push_seconds:.3g} s for a version of the weights"
-    update = measured.learner_seconds * measured.steps_per_update
-    late = measured.push_seconds / max(update, 1e-12)
-    return [f"{words}; in that time the learner alone could make {late:.2g} updates."]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vinoreward.errors import InputError
 from vinoreward.files import write_json
 from vinoreward_actors.actor_learner.acting.evaluation import Pair, Played
@@ -55,8 +53,6 @@ class Outcome:
     updates: int
     seconds: float
     """Wall time, including earlier processes."""
-    evaluation_seconds: float
-    """Of this process's evaluations; all but the last ran during training."""
     reached_at: int | None
     """Step at which an evaluation reached the target; None if none did or no target."""
     reached_seconds: float | None
@@ -88,8 +84,8 @@ def share_words(share: float, staleness: float) -> str:
     if share >= NEAR_ZERO:
         return words
     return (
-        f"{words}. Train for longer, use a cheaper compression (a smaller student, distill "
-        "batch=16), or allow older weights (--max-staleness)"
+        f"{words}. Train for longer, or use a cheaper compression (a smaller student, "
+        "distill batch=16)"
     )
 
 
@@ -155,17 +151,13 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
     title = f"{config.algorithm} on {config.task}, {config.compress}, seed {config.seed}"
     curve = draw_returns(folder / "returns.png", title, rows, config.target)
     profile = draw_profile(folder / "profile.png", {"an actor": outcome.breakdown})
-    lag = draw_lag(folder / "lag.png", rows)
-    readings = draw_readings(folder / "readings.png", rows)
-    compression = draw_compression(folder / "compression.png", rows)
-    changes, events, alarms = (
+    changes, events = (
         [{"step": row["step"], "what": row["text"]} for row in _kind(rows, kind)]
-        for kind in ("change", "event", "alarm")
+        for kind in ("change", "event")
     )
     sections = [
         Section("Does compression pay here?", f"{outcome.verdict}\n{gap_words(pair)}"),
         *_results(pair),
-        *([Section("Alarms", rows=alarms)] if alarms else []),
         Section("In figures", facts=_figures(config, outcome)),
         Section(
             "Return",
@@ -179,13 +171,9 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
             breakdown_rows(outcome.breakdown),
             [profile],
         ),
-        Section("How old the actors' weights were", images=[lag]),
     ]
-    if readings is not None:
-        sections.append(Section("What the monitor read", images=[readings]))
-    if compression is not None:
-        text = "" if changes else "It was not changed while training ran."
-        sections.append(Section("How strongly was compressed", text, changes, [compression]))
+    if changes:
+        sections.append(Section("Changes of the compression", rows=changes))
     if events:
         sections.append(Section("What happened to processes", rows=events))
     sections += [
@@ -245,9 +233,8 @@ def _figures(config: ActorsConfig, outcome: Outcome) -> dict[str, object]:
         "environment steps": outcome.steps,
         "updates of the learner": outcome.updates,
         "seconds": round(outcome.seconds, 1),
-        "evaluations, played beside (this process)": round(outcome.evaluation_seconds, 1),
         "target": target,
-        "processor µs of an actor's step": round(1e6 * outcome.breakdown.step_cpu, 1),
+        "µs of an actor's step, without waiting": round(1e6 * outcome.breakdown.step_wall, 1),
         "share of network and weights": f"{outcome.breakdown.share_of_network:.0%}",
         "learner's µs per environment step": round(1e6 * outcome.learner_seconds, 1),
     }
@@ -278,25 +265,12 @@ def _evaluations(rows: Sequence[Row]) -> list[dict[str, object]]:
     return lines
 
 
-def _figure(columns: int = 1, rows: int = 1, height: float = 4.2, width: float = 8.0) -> Any:
-    figure = new_figure(width, height)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for each in axes.flat:
+def _figure(height: float = 4.2) -> Any:
+    figure = new_figure(10.0, height)
+    axes = figure.subplots(1, 2)
+    for each in axes:
         each.grid(alpha=0.3)
     return figure, axes
-
-
-def _column(rows: Iterable[Row], *path: str) -> tuple[list[float], list[float]]:
-    """Return steps and values of the rows that have this value."""
-    steps, values = [], []
-    for row in rows:
-        value: Any = row
-        for name in path:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if isinstance(value, int | float):
-            steps.append(float(row["step"]))
-            values.append(float(value))
-    return steps, values
 
 
 def _kind(rows: Iterable[Row], *kinds: str) -> list[Row]:
@@ -305,39 +279,41 @@ def _kind(rows: Iterable[Row], *kinds: str) -> list[Row]:
 
 def draw_returns(path: Path, title: str, rows: Sequence[Row], target: float | None = None) -> Path:
     """Draw returns over steps and time: training episodes, and evaluations of both policies."""
-    figure, axes = _figure(columns=2, width=10)
+    figure, axes = _figure()
     # The final evaluation plays other episodes than the curve.
     trained, evaluated = _kind(rows, "train"), _kind(rows, "evaluation") or _kind(rows, "final")
-    for at, (key, label) in enumerate((("step", "environment steps"), ("seconds", "seconds"))):
-        one = axes[0, at]
-
-        def line(
-            rows: list[Row], *names: str, axes: Any = one, key: str = key, **style: Any
-        ) -> None:
-            pairs = [(row[key], value) for row in rows for value in _column([row], *names)[1]]
-            if pairs:
-                axes.plot(*zip(*pairs, strict=True), **style)
-
-        line(trained, "mean_return", color=GREY, linewidth=1, label="training, last 100")
-        line(evaluated, "full", "mean", color=FULL, marker="o", label="full precision")
-        line(
-            evaluated, "compressed", "mean", color=COMPRESSED, marker="s", linestyle="--",
-            markerfacecolor="none", markersize=8, label="compressed, same episodes",
+    compressed = [row for row in evaluated if row["compressed"]]
+    for axis, (key, label) in zip(
+        axes, (("step", "environment steps"), ("seconds", "seconds")), strict=True
+    ):
+        known = [row for row in trained if row["mean_return"] is not None]
+        axis.plot(
+            [row[key] for row in known], [row["mean_return"] for row in known],
+            color=GREY, linewidth=1, label="training, last 100",
         )  # fmt: skip
+        axis.plot(
+            [row[key] for row in evaluated], [row["full"]["mean"] for row in evaluated],
+            color=FULL, marker="o", label="full precision",
+        )  # fmt: skip
+        if compressed:
+            axis.plot(
+                [row[key] for row in compressed], [row["compressed"]["mean"] for row in compressed],
+                color=COMPRESSED, marker="s", linestyle="--", markerfacecolor="none", markersize=8,
+                label="compressed, same episodes",
+            )  # fmt: skip
         if target is not None:
-            one.axhline(target, color="black", linewidth=1, linestyle=":", label="target")
-        one.set(xlabel=label, ylabel="return")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+            axis.axhline(target, color="black", linewidth=1, linestyle=":", label="target")
+        axis.set(xlabel=label, ylabel="return")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(title)
     return save_figure(figure, path)
 
 
 def draw_profile(path: Path, breakdowns: Mapping[str, Breakdown]) -> Path:
     """Draw ActorQ's figure: stacked parts of an actor's step, a bar for each breakdown."""
-    figure, axes = _figure(columns=2, width=10, height=2.6 + 0.6 * len(breakdowns))
-    for axis, clock in zip(axes[0], ("cpu", "wall"), strict=True):
+    figure, axes = _figure(height=2.6 + 0.6 * len(breakdowns))
+    for axis, clock in zip(axes, ("cpu", "wall"), strict=True):
         for place, breakdown in enumerate(breakdowns.values()):
             left = 0.0
             for part, colour in zip(PARTS, COLOURS, strict=True):
@@ -353,105 +329,6 @@ def draw_profile(path: Path, breakdowns: Mapping[str, Breakdown]) -> Path:
         axis.margins(x=0.12)
         kind = "processor" if clock == "cpu" else "wall"
         axis.set(xlabel=f"µs of {kind} time per environment step")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
+    handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(PARTS), frameon=False)
-    return save_figure(figure, path)
-
-
-def draw_lag(path: Path, rows: Sequence[Row]) -> Path:
-    """Draw the actors' lag in pushes, over steps and as a histogram."""
-    figure, axes = _figure(columns=2, width=10)
-    trained = _kind(rows, "train")
-    for name, colour in (("lag_max", GREY), ("lag_mean", FULL)):
-        steps, values = _column(trained, "learner", name)
-        if values:
-            axes[0, 0].plot(steps, values, color=colour, label=name.removeprefix("lag_"))
-    if axes[0, 0].get_legend_handles_labels()[0]:
-        axes[0, 0].legend(frameon=False)
-    axes[0, 0].set(xlabel="environment steps", ylabel="versions behind the learner")
-    values = _column(trained, "learner", "lag_mean")[1]
-    if values:
-        axes[0, 1].hist(values, bins=min(30, max(5, math.ceil(max(values)) + 1)), color=FULL)
-    axes[0, 1].set(xlabel="mean lag of a batch", ylabel="batches")
-    return save_figure(figure, path)
-
-
-def draw_readings(path: Path, rows: Sequence[Row]) -> Path | None:
-    """Draw the monitor's readings, one small plot each; None if there are none."""
-    trained = _kind(rows, "train")
-    names = sorted({name for row in trained for name in row.get("readings") or {}})
-    curves = {name: _column(trained, "readings", name) for name in names}
-    curves = {name: pair for name, pair in curves.items() if len(pair[1]) > 1}
-    if not curves:
-        return None
-    lines = math.ceil(len(curves) / 4)
-    figure, axes = _figure(columns=4, rows=lines, width=12, height=2.2 * lines)
-    for each, (name, (steps, values)) in zip(axes.flat, curves.items(), strict=False):
-        each.plot(steps, values, color=FULL, linewidth=1)
-        each.set_title(name, fontsize=8)
-        each.tick_params(labelsize=7)
-        if "kl" in name and min(values) > 0 and max(values) > 30 * min(values):
-            each.set_yscale("log")
-    for each in list(axes.flat)[len(curves) :]:
-        each.set_visible(False)
-    return save_figure(figure, path)
-
-
-def draw_compression(path: Path, rows: Sequence[Row]) -> Path | None:
-    """Draw the compression setting over steps, with a line at each change; None without one."""
-    trained = [row for row in _kind(rows, "train") if row.get("setting")]
-    if not trained:
-        return None
-    changes = [float(row["step"]) for row in _kind(rows, "change")]
-    figure, axes = _figure(columns=4, width=12, height=2.6)
-    for axis, name in zip(axes[0], ("bits", "sparsity", "alpha", "pull_period"), strict=True):
-        steps = [float(row["step"]) for row in trained]
-        values = [_shown(row["setting"], name) for row in trained]
-        axis.step(steps, values, where="post", color=COMPRESSED)
-        for step in changes:
-            axis.axvline(step, color=GREY, linewidth=0.6, linestyle=":")
-        highest = {"bits": 33.0, "sparsity": 1.02, "alpha": 1.02}.get(name, 1.1 * max(values))
-        axis.set_ylim(-0.02 * highest, highest)
-        axis.set_title(name.replace("_", " "), fontsize=9)
-        axis.tick_params(labelsize=7)
-        axis.locator_params(axis="x", nbins=4)  # more labels would overlap
-    return save_figure(figure, path)
-
-
-def _shown(setting: Mapping[str, Any], name: str) -> float:
-    if name == "bits":
-        return 32.0 if setting["bits"] is None or not setting["enabled"] else float(setting["bits"])
-    if not setting["enabled"] and name in ("sparsity", "alpha"):
-        return 0.0
-    return float(setting[name])
-
-
-def draw_study(
-    path: Path, runs: Mapping[int, Sequence[Sequence[Row]]], finals: Mapping[int, Sequence[float]]
-) -> Path:
-    """Draw the return over steps for several pull periods: thin lines are seeds, thick the median.
-
-    ``runs`` has the rows of each seed, ``finals`` its final return, NaN for none.
-    """
-    figure, axes = _figure(columns=2, width=10)
-    ends = []
-    for place, (period, seeds) in enumerate(runs.items()):
-        colour = COLOURS[place % (len(COLOURS) - 1)]
-        curves = [_column(_kind(rows, "train"), "mean_return") for rows in seeds]
-        curves = [pair for pair in curves if pair[1]]
-        for steps, values in curves:
-            axes[0, 0].plot(steps, values, color=colour, linewidth=0.7, alpha=0.4)
-        if curves:
-            grid = np.linspace(0, min(pair[0][-1] for pair in curves), 100)
-            middle = np.median([np.interp(grid, *pair) for pair in curves], axis=0)
-            axes[0, 0].plot(grid, middle, color=colour, linewidth=2, label=f"every {period}")
-        final = [value for value in finals[period] if np.isfinite(value)]
-        axes[0, 1].plot([period] * len(final), final, "o", color=colour, alpha=0.6)
-        if final:
-            ends.append((period, float(np.median(final))))
-    if ends:
-        axes[0, 1].plot(*zip(*ends, strict=True), color="black", linewidth=1)
-        axes[0, 0].legend(frameon=False, title="weights pulled", fontsize=8)
-    axes[0, 0].set(xlabel="environment steps", ylabel="return, last 100 training episodes")
-    axes[0, 1].set(xscale="log", xlabel="pull period, steps", ylabel="return of the last policy")
     return save_figure(figure, path)

@@ -24,10 +24,8 @@ from vinoreward.files import (
     parse_json,
     read_json,
     read_plain,
-    write_bytes,
     write_text,
 )
-from vinoreward.rewards.alarms import Ended, RateAlarm, TrustMonitor
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluator, Pair, Played
 from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward_actors.actor_learner.checkpoint import CHECKPOINT
@@ -38,13 +36,7 @@ from vinoreward_actors.command.settings import command, recorded
 from vinoreward_actors.policies import save_policy
 from vinoreward_training.policy.evaluate import rate_of
 from vinoreward_training.runs.next_command import resume_command
-from vinoreward_training.runs.run_folder import (
-    CONFIG,
-    RunFolder,
-    ensure_dir,
-    plain_numbers,
-    reading,
-)
+from vinoreward_training.runs.run_folder import RunFolder, ensure_dir, plain_numbers, reading
 from vinoreward_training.tasks.trust import trust_args
 
 if TYPE_CHECKING:
@@ -69,28 +61,15 @@ def train(config: ActorsConfig) -> Outcome | None:
         for name in ("matplotlib", "safetensors", "tensorboard", "tqdm"):
             importlib.import_module(name)
         import torch
-    torch.set_num_threads(config.threads)
-    path = config.out / CONFIG
-    before = path.read_bytes() if config.resume and path.is_file() else None
-    with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
-        trainer: ActorLearner | None = None
-        start, outcome = 0, None
-        try:
-            if config.resume and finished(folder, config):
-                return None
-            with contextlib.closing(build(config)) as parts:
-                trainer = parts.trainer(config, folder)
-                start = trainer.steps
-                outcome = _train(config, parts, trainer, folder)
-                return outcome
-        finally:
-            if (
-                before is not None
-                and outcome is None
-                and (trainer is None or trainer.steps == start)
-            ):
-                # The run did not use the new settings, so restore the recorded ones.
-                write_bytes(path, before)
+    torch.set_num_threads(1)
+    if config.resume and finished(config.out, config):
+        return None
+    # Built first: settings that cannot be are not recorded in the run's folder.
+    with (
+        contextlib.closing(build(config)) as parts,
+        RunFolder(config.out, recorded(config), resume=config.resume) as folder,
+    ):
+        return _train(config, parts, parts.trainer(config, folder), folder)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -101,8 +80,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     )
     with reading(folder / SUMMARY, expected):
         summary = read_json(folder / SUMMARY)
-        needed = {"target", "breakdown", "reached_at"}
-        if not isinstance(summary, dict) or not needed <= set(summary):
+        if not isinstance(summary, dict) or not {"target", "reached_at"} <= set(summary):
             raise ValueError("it is not a summary")
         check_counts({"steps": summary.get("steps")})
     return summary
@@ -121,12 +99,8 @@ def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Pa
     named = [*trust_args(config.task, "--task"), *trust_args(config.truth, "--truth")]
     if trainer.steps:
         print(f"resuming from step {trainer.steps}")
-    with Recorder(
-        folder, total=config.steps, start=trainer.steps, progress=config.progress
-    ) as recorder:
-        trust = trust_of(config)
-        watcher = Watcher(config.target, parts, trainer, recorder, trainer.steps, trust=trust)
-        watcher.stops_at_alarm = config.on_alarm == "stop"
+    with Recorder(folder, total=config.steps, start=trainer.steps) as recorder:
+        watcher = Watcher(config.target, parts, trainer, recorder, trainer.steps)
         try:
             # If the run was stopped in its final evaluation, only that remains.
             summary = trainer.learn(trainer.steps if watcher.reached else config.steps, watcher)
@@ -143,19 +117,7 @@ def _train(config: ActorsConfig, parts: Parts, trainer: ActorLearner, folder: Pa
                 print(f"{command(config)} --resume")
             raise
     write_summary(config, outcome, recorder.rows)
-    if watcher.alarmed:
-        line = resume_command("actors", folder, *named)
-        print(f"Stopped at step {outcome.steps} by the alarm. Continue with: {line}")
     return outcome
-
-
-def trust_of(config: ActorsConfig) -> TrustMonitor | None:
-    """Return what tests the training's episodes; None with --on-alarm off."""
-    if config.on_alarm == "off":
-        return None
-    return TrustMonitor(
-        false=RateAlarm(), ood=RateAlarm(), earliest=config.earliest_success, window=100
-    )
 
 
 def _conclude(
@@ -170,7 +132,7 @@ def _conclude(
         # Stale: from before the resume.
         for name in ("compressed.json", "compressed.safetensors"):
             (folder / name).unlink(missing_ok=True)
-    seeds = range(FINAL_SEED, FINAL_SEED + config.final_episodes)
+    seeds = range(FINAL_SEED, FINAL_SEED + 3 * config.evaluation_episodes)
     with Evaluator(evaluation_environment(config), config.backend) as evaluator:
         pair = evaluator.pair(summary.policy, summary.compressed, seeds)
     recorder = watcher.recorder
@@ -190,7 +152,6 @@ def _conclude(
         steps=summary.steps,
         updates=summary.updates,
         seconds=seconds,
-        evaluation_seconds=watcher.evaluation_seconds,
         reached_at=None if reached is None else reached[0],
         reached_seconds=None if reached is None else reached[1],
         pair=pair,
@@ -228,14 +189,8 @@ class Watcher:
     start: int
     """Steps before a resume."""
     warm: Breakdown | None = None
-    evaluation_seconds: float = 0.0
     reached: tuple[int, float] | None = None
     """Step and seconds of the first evaluation that reached the target."""
-    trust: TrustMonitor | None = None
-    """Tests the episodes of this process."""
-    stops_at_alarm: bool = False
-    alarmed: bool = False
-    """Whether an alarm stopped the training."""
 
     def __post_init__(self) -> None:
         for row in self.recorder.rows:
@@ -245,34 +200,14 @@ class Watcher:
     def __call__(self, progress: Progress) -> bool:
         """Record a training's progress; return whether to stop."""
         monitor = self.parts.monitor
-        raised = self._test(progress)
-        due = self.recorder.note(progress, None if monitor is None else monitor.setting)
-        if self.warm is None:
-            if self.parts.warm(progress):
-                self.warm = self.trainer.profile()[0]
-        elif due:
-            self.recorder.profile(difference(self.trainer.profile()[0], self.warm), progress.steps)
-        self.alarmed = raised and self.stops_at_alarm
-        return self.record(progress.evaluations) or self.alarmed
-
-    def _test(self, progress: Progress) -> bool:
-        """Show the episodes that ended to the alarms; return whether one was raised."""
-        if self.trust is None:
-            return False
-        raised = False
-        for one in progress.ended:
-            ended = Ended(one.claimed_success, one.true_success, one.ood, one.length)
-            for alarm in self.trust.add(ended):
-                raised = True
-                if alarm.first:
-                    self.recorder.alarm(alarm.text, progress)
-        self.recorder.trust = self.trust.readings()
-        return raised
+        self.recorder.note(progress, None if monitor is None else monitor.setting)
+        if self.warm is None and self.parts.warm(progress):
+            self.warm = self.trainer.profile()[0]
+        return self.record(progress.evaluations)
 
     def record(self, evaluations: Sequence[Evaluation]) -> bool:
         """Record evaluations; return whether there are some and the target is reached."""
         for one in evaluations:
-            self.evaluation_seconds += one.took
             base = {"step": one.steps, "seconds": one.seconds}
             self._note(self.recorder.evaluation(one.pair, base))
         return bool(evaluations) and self.reached is not None
@@ -318,7 +253,7 @@ def read_rows(folder: Path, *, until: int | None = None) -> list[Row]:
 class Recorder(Closing):
     """Writes the rows of a training of ``total`` steps; drops rows after ``start``, of a resume."""
 
-    def __init__(self, folder: Path, *, total: int, start: int = 0, progress: bool = True) -> None:
+    def __init__(self, folder: Path, *, total: int, start: int = 0) -> None:
         from torch.utils.tensorboard import SummaryWriter
         from tqdm import tqdm
 
@@ -328,8 +263,9 @@ class Recorder(Closing):
         write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in self.rows))
         self._stream = io.TextIOWrapper(open_plain(folder / METRICS, "ab"), encoding="utf-8")
         self._board = SummaryWriter(str(logs), purge_step=start or None)
+        # disable=None: no bar where the output is no terminal.
         self._bar = tqdm(
-            total=total, initial=start, unit="step", disable=not progress, desc="actors",
+            total=total, initial=start, unit="step", disable=None, desc="actors",
             dynamic_ncols=True,
         )  # fmt: skip
         self._every = max(1, total // ROWS)
@@ -337,16 +273,9 @@ class Recorder(Closing):
         self._ended: deque[Episode] = deque(maxlen=100)
         self._reports: list[Mapping[str, Any]] = []
         self._last_text = ""
-        self.trust: dict[str, float] = {}
-        """The alarms' latest readings."""
 
-    def alarm(self, text: str, progress: Progress) -> None:
-        """Record an alarm, and tell of it."""
-        base = {"step": progress.steps, "seconds": self.before + progress.seconds}
-        self._say("alarm", base, f"alarm at step {progress.steps}: {text}.")
-
-    def note(self, progress: Progress, setting: CompressionSetting | None) -> bool:
-        """Record a training's progress; return whether a row was due."""
+    def note(self, progress: Progress, setting: CompressionSetting | None) -> None:
+        """Record a training's progress: events at once, and a row now and then."""
         self._bar.update(progress.steps - self._bar.n)
         self._ended.extend(progress.ended)
         base = {"step": progress.steps, "seconds": self.before + progress.seconds}
@@ -356,25 +285,24 @@ class Recorder(Closing):
             self._say("change", base, change)
         self.compressor(progress.compressor, base)
         if progress.steps < self._next:
-            return False
+            return
         self._next = progress.steps + self._every
-        row: Row = {
-            "kind": "train",
-            **base,
-            "updates": progress.updates,
-            "mean_return": progress.mean_return,
-            "episodes": progress.episodes,
-            "claimed": _share(one.claimed_success for one in self._ended),
-            "true": _share(one.true_success for one in self._ended),
-            "learner": progress.metrics,
-            "readings": progress.readings,
-            "setting": None if setting is None else setting.to_dict(),
-            "compressor": self._compressor(),
-            "trust": self.trust,
-        }
-        self._write(row)
-        self._show(row)
-        return True
+        self._write(
+            {
+                "kind": "train",
+                **base,
+                "updates": progress.updates,
+                "mean_return": progress.mean_return,
+                "episodes": progress.episodes,
+                "claimed": _share(one.claimed_success for one in self._ended),
+                "true": _share(one.true_success for one in self._ended),
+                "learner": progress.metrics,
+                "readings": progress.readings,
+                "setting": None if setting is None else setting.to_dict(),
+                "compressor": self._compressor(),
+            }
+        )
+        self._bar.set_postfix({"return": f"{progress.mean_return:.1f}"}, refresh=False)
 
     def compressor(self, reports: Sequence[Mapping[str, Any]], base: Mapping[str, Any]) -> None:
         """Record the compressor's errors; keep its other reports for the next row."""
@@ -395,32 +323,6 @@ class Recorder(Closing):
             **{name: float(quality[name]) for name in ("kl_mean", "kl_max", "agreement")},
         }
 
-    def _show(self, row: Row) -> None:
-        step = int(row["step"])
-        scalars: dict[str, Any] = {
-            "return/behaviour": row["mean_return"],
-            **{f"behaviour/{name}": row[name] for name in _NAMES},
-        }
-        for group in ("learner", "readings", "compressor", "setting", "trust"):
-            scalars |= {f"{group}/{name}": value for name, value in (row[group] or {}).items()}
-        self._scalars(scalars, step)
-        shown = {"return": f"{row['mean_return']:.1f}"}
-        if "lag_mean" in row["learner"]:
-            shown["lag"] = f"{row['learner']['lag_mean']:.1f}"
-        if row["compressor"] or row["learner"].get("compressed_share"):
-            shown["compressed"] = f"{row['learner']['compressed_share']:.0%}"
-        self._bar.set_postfix(shown, refresh=False)
-
-    def _scalars(self, scalars: Mapping[str, Any], step: int) -> None:
-        for name, value in scalars.items():
-            if isinstance(value, bool | int | float) and math.isfinite(value):
-                self._board.add_scalar(name, float(value), step)
-
-    def profile(self, breakdown: Breakdown, step: int) -> None:
-        """Log the breakdown of an actor's time, in microseconds of processor time per step."""
-        cpu = breakdown.cpu.items()
-        self._scalars({f"profile/{part}_us": 1e6 * value for part, value in cpu}, step)
-
     def evaluation(self, pair: Pair, base: Mapping[str, Any], *, final: bool = False) -> Row:
         """Record an evaluation and return its row; ``base`` has this process's step and seconds."""
         row: Row = {
@@ -435,11 +337,6 @@ class Recorder(Closing):
         if pair.refused:
             text = f"the compressed policy could not be evaluated: {pair.refused}"
             self._say("event", {"step": row["step"], "seconds": row["seconds"]}, text)
-        scalars: dict[str, Any] = {}
-        for name in ("full", "compressed"):
-            part = row[name] or {}
-            scalars |= {f"evaluation/{name}_{key}": part.get(key) for key in ("mean", *_NAMES)}
-        self._scalars(scalars, int(row["step"]))
         return row
 
     def _say(self, kind: str, base: Mapping[str, Any], text: str) -> None:
@@ -447,11 +344,11 @@ class Recorder(Closing):
             return
         self._last_text = text
         self._write({"kind": kind, **base, "text": text})
-        self._board.add_text(f"{kind}s", text, int(base["step"]))
-        if kind in ("event", "alarm"):
+        if kind == "event":
             self._bar.write(text)
 
     def _write(self, row: Row) -> None:
+        """Write a row, and its numbers to TensorBoard."""
         row = plain_numbers(row)
         self.rows.append(row)
         try:
@@ -462,6 +359,8 @@ class Recorder(Closing):
                 f"cannot write {METRICS}: {error.strerror or error}. Expected free space; free "
                 "some and continue with --resume."
             ) from error
+        for name, value in _numbers(row):
+            self._board.add_scalar(f"{row['kind']}/{name}", value, int(row["step"]))
 
     def close(self) -> None:
         """Close the files and the bar."""
@@ -470,7 +369,13 @@ class Recorder(Closing):
         self._stream.close()
 
 
-_NAMES = ("claimed", "true")
+def _numbers(row: Row) -> Iterable[tuple[str, float]]:
+    """Yield the finite numbers of a row and of its tables, by name."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}_{key}", each) for key, each in _numbers(value))
+        elif isinstance(value, bool | int | float) and math.isfinite(value) and name != "step":
+            yield name, float(value)
 
 
 def _share(flags: Iterable[bool | None]) -> float | None:
@@ -487,7 +392,4 @@ def _played(played: Played) -> Row:
         "mean_length": float(played.lengths.mean()),
         "returns": played.returns,
         **{name: None if rate is None else rate.value for name, rate in rates.items()},
-        "rates": {
-            name: None if rate is None else dataclasses.asdict(rate) for name, rate in rates.items()
-        },
     }

@@ -13,10 +13,10 @@ from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_training.runs import next_command
 from vinoreward_training.runs.settings import Settings, checked, merged, read_yaml
 
-NOT_RECORDED = ("resume", "progress", "list_presets")
+NOT_RECORDED = ("resume", "trust_run")
 FIXED_BY_A_RUN = (
-    "task", "algorithm", "network", "compress", "correctors", "monitor", "seed", "learner",
-    "env_kwargs", "trajectory",
+    "task", "algorithm", "network", "compress", "monitor", "seed", "learner", "env_kwargs",
+    "trajectory",
 )  # fmt: skip
 """Settings that a checkpoint depends on."""
 RATES = ("learning_rate", "critic_learning_rate", "max_grad_norm", "entropy_coef")
@@ -49,8 +49,7 @@ def _preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     known = presets()
     if name not in known:
         raise ConfigError(
-            f"there is no preset {name!r}. Expected one of {', '.join(known)}; vinoreward actors "
-            "--list-presets describes them."
+            field="preset", value=name, expected=f"one of {', '.join(known)}", remedy="name one"
         )
     return known[name]
 
@@ -69,27 +68,28 @@ def _recorded(settings: dict[str, Any], path: Path) -> dict[str, Any]:
 def _check_resumed(config: ActorsConfig, before: ActorsConfig) -> None:
     """Refuse what the files and the checkpoint of a run do not allow; rates may change."""
     for name in ("config", "preset"):
-        now, was = (str(vars(each)[name]) for each in (config, before))
-        if now != was:
+        if str(vars(config)[name]) != str(vars(before)[name]):
             raise ConfigError(
-                f"found {name}={now!r}, but the run in {config.out} resumes with what it "
-                f"recorded, from {name}={was!r}. Expected single settings, such as "
-                "--steps; pass those, or start another run with --out."
+                field=name,
+                value=vars(config)[name],
+                expected=f"{vars(before)[name]!r}, as the run in {config.out} recorded",
+                remedy="pass single settings, such as `steps`, or start another run with `out`",
             )
-    for name in ("pull_study", "profile_only"):
-        if bool(vars(config)[name]) != bool(vars(before)[name]):
-            option = f"--{name.replace('_', '-')}"
-            found, other = ("without", "with") if vars(config)[name] else ("with", "without")
-            raise ConfigError(
-                f"{config.out} has a run {found} {option}, whose files one {other} would "
-                "overwrite. Expected a separate folder; choose one with --out."
-            )
+    if (config.profile_only is None) != (before.profile_only is None):
+        raise ConfigError(
+            field="profile_only",
+            value=config.profile_only,
+            expected=f"{before.profile_only}, as the run in {config.out} recorded",
+            remedy="choose another folder with `out`",
+        )
     for name, value in config.learner.items():
         if name not in RATES and value != before.learner.get(name):
             raise ConfigError(
-                f"found learner={{{name!r}: {value!r}}}, but the run in {config.out} has "
-                f"{before.learner}. Expected the same, or another of {', '.join(RATES)}; leave it "
-                "out, or start another run with --out."
+                field="learner",
+                value={name: value},
+                expected=f"{before.learner}, as the run in {config.out} has it, or another of "
+                f"{', '.join(RATES)}",
+                remedy="leave it out, or start another run with `out`",
             )
 
 
@@ -99,22 +99,13 @@ def _checked(config: ActorsConfig, before: ActorsConfig | None) -> ActorsConfig:
     taken = [name for name in ("name", "seed") if name in config.env_kwargs]
     if taken:
         raise ConfigError(
-            f"found env_kwargs with {' and '.join(taken)}, which other options set. Expected only "
-            "the environment's own options; change --task or --seed."
+            field="env_kwargs",
+            value=dict.fromkeys(taken),
+            expected="only the environment's own options",
+            remedy="change `task` or `seed`",
         )
-    periods = config.pull_study
-    if len(set(periods)) != len(periods):
-        raise ConfigError(field="pull_study", value=periods, expected="different periods")
-    if periods and config.profile_only is not None:
-        raise ConfigError("found --pull-study and --profile-only. Expected one of them.")
-    if not config.algorithm.startswith("sb3-"):
+    if config.algorithm not in ("sac", "td3"):
         return config
-    if config.samples_per_insert != ActorsConfig.samples_per_insert:
-        raise ConfigError(
-            f"found samples_per_insert={config.samples_per_insert} with {config.algorithm}. "
-            "Expected Stable-Baselines3's own settings, such as --learner train_freq 1 "
-            "gradient_steps 2."
-        )
     # Recorded, because a replay in a checkpoint keeps its size when --steps grows.
     learner = {"buffer_size": max(1000, config.steps), **config.learner}
     return dataclasses.replace(config, learner=learner)
@@ -131,8 +122,7 @@ SETTINGS: Settings[ActorsConfig] = Settings(
 
 def recorded(config: ActorsConfig) -> dict[str, Any]:
     """Return the settings that a run folder records."""
-    names = (*NOT_RECORDED, "trust_run")
-    return {name: value for name, value in vars(config).items() if name not in names}
+    return {name: value for name, value in vars(config).items() if name not in NOT_RECORDED}
 
 
 def command(config: ActorsConfig, **changes: Any) -> str:

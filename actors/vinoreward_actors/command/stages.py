@@ -1,4 +1,4 @@
-"""The YAML lists of ``--compress``, ``--correctors`` and ``--monitor``, and what they make.
+"""The YAML lists of ``--compress``, ``--monitor`` and correctors, and what they make.
 
 An item is a name, or a name with its value or a table of its settings, as in ``[{prune: 0.5},
 {distill: {steps: 32}}, {quantize: int8}]``. The settings are the arguments of a class, whose
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError
 from vinoreward_actors import correction, monitoring
-from vinoreward_actors.compression import Compile, Distill, Fuse, LowRank, Prune, Quantize
+from vinoreward_actors.compression import Compile, Distill, Prune, Quantize
 from vinoreward_actors.compression.chain import CompressorChain, Stage
+from vinoreward_actors.policies.backends.choice import AUTO
 from vinoreward_training.runs.settings import converted, parse_yaml
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ BACKENDS = ("openvino", "onnxruntime", "numpy")
 STAGES: Mapping[str, tuple[Any, str]] = {
     "prune": (Prune, "sparsity"),
     "distill": (Distill, "student"),
-    "low-rank": (LowRank, "rank"),
-    "fuse": (Fuse, ""),
     "quantize": (Quantize, "precision"),
     "compile": (Compile, "backend"),
 }
@@ -41,10 +40,9 @@ CORRECTORS: Mapping[str, Any] = {
     "importance": correction.ImportanceSampling,
     "retrace": correction.Retrace,
     "tree-backup": correction.TreeBackup,
-    "q-lambda": correction.QLambda,
     "uncorrected": correction.NoCorrection,
 }
-MONITORS = ("default", "watch", "kl", "alpha", "staged", "sparsity", "off")
+MONITORS = ("default", "watch", "kl", "alpha", "staged", "off")
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,8 @@ def chain_of(
 ) -> CompressorChain | None:
     """Return the chain that ``--compress`` describes; None for ``none``.
 
-    If it names no backend, the chain uses that of full precision, or OpenVINO instead of PyTorch.
+    If it names no backend, the chain uses that of full precision, or OpenVINO instead of PyTorch;
+    with ``auto`` the caller adds the fastest.
     ``network`` returns a student's spec by its name.
     """
     items = items_of(text, "--compress")
@@ -154,7 +153,7 @@ def chain_of(
     chain = CompressorChain()
     for item in items:
         chain.add(_stage(item, network))
-    if not any(isinstance(stage, Compile) for stage in chain.stages):
+    if backend != AUTO and not any(isinstance(stage, Compile) for stage in chain.stages):
         chain.add(Compile(backend if backend in BACKENDS else "openvino"))
     chain.check()
     return chain
@@ -180,21 +179,19 @@ def _stage(item: Item, network: Callable[[str], PolicySpec]) -> Stage:
     )
 
 
-def correctors_of(text: str | None) -> tuple[correction.Corrector, ...] | None:
-    """Return the correctors that ``--correctors`` names; None for the algorithm's own."""
-    if text is None:
-        return None
+def correctors_of(text: str) -> tuple[correction.Corrector, ...]:
+    """Return the correctors that ``--learner correctors`` names."""
     correctors = []
-    for item in items_of(text, "--correctors"):
+    for item in items_of(text, "correctors"):
         if item.name not in CORRECTORS:
             raise ConfigError(
-                f"--correctors has {item.name!r:.80}. Expected some of {', '.join(CORRECTORS)}, "
+                f"correctors has {item.name!r:.80}. Expected some of {', '.join(CORRECTORS)}, "
                 "with settings such as {vtrace: {rho: 1.0}}."
             )
         correctors.append(item.make(CORRECTORS[item.name]))
     if not correctors:
         raise ConfigError(
-            f"--correctors is {text!r}. Expected one of {', '.join(CORRECTORS)}; to learn without "
+            f"correctors is {text!r}. Expected one of {', '.join(CORRECTORS)}; to learn without "
             "a correction, use uncorrected."
         )
     return tuple(correctors)
@@ -243,24 +240,15 @@ def monitor_of(
 def _strategy(
     item: Item, head: Head, parameters: Mapping[str, float], safer: Sequence[Mapping[str, Any]]
 ) -> Any:
-    def check(bad: float, good: float) -> None:
-        if not 0.0 <= good < bad:  # otherwise a small divergence would be the bad one
-            raise ConfigError(
-                f"--monitor has a divergence that is bad from {bad} and good up to {good}. "
-                "Expected bad above good, and none below 0."
-            )
-
     def switch(threshold: float = 14.0, good: float | None = None, **options: Any) -> Any:
         low = 0.25 * threshold if good is None else good
-        check(threshold, low)
+        if not 0.0 <= low < threshold:  # otherwise a small divergence would be the bad one
+            raise ConfigError(
+                f"--monitor has a divergence that is bad from {threshold} and good up to {low}. "
+                "Expected bad above good, and none below 0."
+            )
         return monitoring.SwitchPrecision(
             limits=(monitoring.Limit("kl_pi_mu_max", threshold, low),), **options
-        )
-
-    def sparsity(bad: float = 0.2, good: float = 0.1, **options: Any) -> Any:
-        check(bad, good)
-        return monitoring.AdaptiveSparsity(
-            (monitoring.Limit("kl_mu_pi_max", bad, good),), **options
         )
 
     if item.name in ("watch", "default"):
@@ -271,21 +259,17 @@ def _strategy(
         return item.make(switch, "threshold", also=monitoring.SwitchPrecision)
     if item.name == "alpha":
         return item.make(monitoring.LinearAlpha)
-    if item.name == "staged":
-        return item.make(monitoring.Staged)
-    return item.make(sparsity, "bad", also=monitoring.AdaptiveSparsity)
+    return item.make(monitoring.Staged)
 
 
 def _needs(item: Item, head: Head, parameters: Mapping[str, float]) -> None:
     """Refuse a strategy that could neither change anything nor get readings."""
-    parameter = {"kl": "bits", "sparsity": "sparsity"}.get(item.name)
-    if parameter is not None and parameter not in parameters:
-        stage = "{quantize: int8}" if parameter == "bits" else "{prune: 0.5}, distill"
+    if item.name == "kl" and "bits" not in parameters:
         raise ConfigError(
-            f"--monitor {item.name} adjusts the {parameter}, but no stage of --compress has it. "
-            f"Expected such a stage: {stage}."
+            "--monitor kl adjusts the bits, but no stage of --compress has them. Expected such a "
+            "stage: {quantize: int8}."
         )
-    if head == "q" and item.name in ("kl", "alpha", "sparsity"):
+    if head == "q" and item.name in ("kl", "alpha"):
         raise ConfigError(
             f"--monitor {item.name} decides by a divergence of action probabilities, which action "
             "values do not have. Expected default, watch, staged or off."

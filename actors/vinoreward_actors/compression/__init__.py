@@ -17,8 +17,8 @@ from vinoreward_actors.compression.chain import (
     check_policy,
     compare_outputs,
 )
+from vinoreward_actors.compression.compile import Compile
 from vinoreward_actors.compression.distill import Distill
-from vinoreward_actors.compression.graph import Compile, Fuse, LowRank
 from vinoreward_actors.compression.prune import Prune
 from vinoreward_actors.compression.quantize import Quantize
 
@@ -27,8 +27,6 @@ __all__ = [
     "CompressionContext",
     "CompressorChain",
     "Distill",
-    "Fuse",
-    "LowRank",
     "Prune",
     "Quality",
     "Quantize",

@@ -233,7 +233,7 @@ class CompressorChain:
             ConfigError: not a stage, or a stage that the chain already has.
         """
         if not isinstance(stage, Stage):
-            raise ConfigError(f"{stage!r} is not a Stage. Expected an instance, such as Fuse().")
+            raise ConfigError(f"{stage!r} is not a Stage. Expected an instance, such as Distill().")
         if any(stage is other for other in self._stages):
             raise ConfigError(
                 f"{type(stage).__name__} was added twice. Expected two instances: stages keep "

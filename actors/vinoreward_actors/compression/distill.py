@@ -52,8 +52,6 @@ class Distill(Stage):
         batch: observations per update.
         temperature: see above, for ``q``.
         sigma: see above, for ``tanh``; the noise that actors explore with.
-        threads: of PyTorch during distillation; more of them train more in the same time if cores
-            are idle. None: PyTorch's setting, which is 1 in the compressor's process.
     """
 
     phase = FLOAT
@@ -75,14 +73,12 @@ class Distill(Stage):
         batch: int = 64,
         temperature: float = 0.1,
         sigma: float = 0.1,
-        threads: int | None = None,
     ) -> None:
         self.student = student
-        self.steps, self.cold_steps, self.batch, self.threads = steps, cold_steps, batch, threads
+        self.steps, self.cold_steps, self.batch = steps, cold_steps, batch
         self.beta, self.value_weight, self.learning_rate = beta, value_weight, learning_rate
         self.temperature, self.sigma = temperature, sigma
         numbers = {name: value for name, value in vars(self).items() if name != "student"}
-        numbers["threads"] = 1 if threads is None else threads
         wrong = {
             name: value
             for name, value in numbers.items()
@@ -114,20 +110,19 @@ class Distill(Stage):
         if self.student is None and policy is context.teacher:
             return policy
         # Imported here because torch is heavy, and building a chain does not need it.
-        from vinoreward_actors.compression.distill_torch import Distillation, Student, threads_of
+        from vinoreward_actors.compression.distill_torch import Distillation, Student
 
         spec = self.student or policy.spec
-        with threads_of(self.threads):
-            distillation = Distillation(context, self)
-            given = Student(policy) if policy.spec == spec else None
-            last = self._last_student(spec)
-            student = last or given or distillation.new_student(spec)
-            if last is not None and given is not None and distillation.far_closer(given, last):
-                student = given
-            # Drop a student that diverges.
-            self._last, self._saved, self._updates = None, {}, 0
-            distillation.train(student, least=self.cold_steps if last is None else 1)
-            self._last = student
+        distillation = Distillation(context, self)
+        given = Student(policy) if policy.spec == spec else None
+        last = self._last_student(spec)
+        student = last or given or distillation.new_student(spec)
+        if last is not None and given is not None and distillation.far_closer(given, last):
+            student = given
+        # Drop a student that diverges.
+        self._last, self._saved, self._updates = None, {}, 0
+        distillation.train(student, least=self.cold_steps if last is None else 1)
+        self._last = student
         return policy.replace(spec=spec, parameters=student.weights(), ranges={}, blob=None)
 
     def _last_student(self, spec: PolicySpec) -> Student | None:

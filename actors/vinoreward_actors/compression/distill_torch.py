@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -92,17 +91,6 @@ def loss(module: TorchPolicy, teacher: PolicySpec, batch: Batch, lesson: Lesson)
     if values is not None and batch.values is not None:
         total = total + lesson.value_weight * ((batch.values - values) ** 2).mean()
     return total
-
-
-@contextlib.contextmanager
-def threads_of(count: int | None) -> Iterator[None]:
-    """Set PyTorch's thread count within the block; None leaves it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if count is None else count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Student:

@@ -7,21 +7,18 @@ always follows, because the pruned network alone predicts badly.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError
-from vinoreward_actors.compression.chain import FLOAT, CompressionContext, Stage, State, batches
+from vinoreward_actors.compression.chain import FLOAT, CompressionContext, Stage, State
 from vinoreward_actors.compression.distill import Distill
-from vinoreward_actors.policies.policy import Floats, Parameter, Policy, layer_inputs
+from vinoreward_actors.policies.policy import Floats, Parameter, Policy
 from vinoreward_actors.policies.spec import Flatten, Layer
 
-Criterion = Literal["magnitude", "activation"]
 Indices = npt.NDArray[np.int64]
 
 
@@ -63,37 +60,19 @@ def keep_neurons(policy: Policy, kept: dict[str, Indices]) -> Policy:
     return policy.replace(spec=spec, parameters=parameters, ranges={}, blob=None)
 
 
-def importance(
-    policy: Policy, context: CompressionContext, criterion: Criterion
-) -> dict[str, Floats]:
-    """Return the importance of each output of each hidden layer.
-
-    ``"magnitude"`` is the L2 norm of a neuron's or channel's weights and bias. ``"activation"``
-    multiplies it by the root mean square of the output on the observations, so that neurons that
-    never fire go first.
-    """
+def importance(policy: Policy) -> dict[str, Floats]:
+    """Return the L2 norm of the weights and bias of each output of each hidden layer."""
     weights = policy.float_parameters()
     norms: dict[str, Floats] = {}
     for layer in policy.spec.weighted[:-1]:
         rows = weights[f"{layer.name}.weight"].reshape(layer.outputs, -1)
         square = np.einsum("oi,oi->o", rows, rows) + weights[f"{layer.name}.bias"] ** 2
         norms[layer.name] = np.sqrt(square).astype(np.float32)
-    if criterion == "magnitude":
-        return norms
-    # The sum over observations of the mean square over pixels.
-    totals = {layer.name: np.zeros(layer.outputs) for layer in policy.spec.weighted[:-1]}
-    for part in batches(context.observations):
-        inputs = layer_inputs(policy, part)
-        for layer, reader in itertools.pairwise(policy.spec.weighted):
-            # Flatten keeps channels together, so both shapes reshape to (N, outputs, pixels).
-            outputs = inputs[reader.name].reshape(len(part), layer.outputs, -1)
-            totals[layer.name] += (outputs.astype(np.float64) ** 2).mean(2).sum(0)
-    squares = {name: total / len(context.observations) for name, total in totals.items()}
-    return {name: norms[name] * np.sqrt(squares[name]).astype(np.float32) for name in norms}
+    return norms
 
 
 class Prune(Stage):
-    """Removes the least important neurons and channels of every hidden layer.
+    """Removes the neurons and channels of smallest norm from every hidden layer.
 
     Never prunes actions and the value, and keeps at least one neuron per layer. Chooses the neurons
     again only every ``frozen_for`` pushes, or when the sparsity or the network changes: a student
@@ -102,7 +81,6 @@ class Prune(Stage):
     Args:
         sparsity: fraction of neurons to remove, from 0 to below 1.
         frozen_for: pushes between two choices.
-        criterion: see :func:`importance`.
     """
 
     phase = FLOAT
@@ -112,17 +90,11 @@ class Prune(Stage):
         """See :attr:`Stage.shrinks`."""
         return self.sparsity > 0.0
 
-    def __init__(
-        self, sparsity: float, *, frozen_for: int = 20, criterion: Criterion = "magnitude"
-    ) -> None:
+    def __init__(self, sparsity: float, *, frozen_for: int = 20) -> None:
         self.sparsity = _checked_sparsity(sparsity)
-        if frozen_for < 1 or criterion not in get_args(Criterion):
-            raise ConfigError(
-                f"Prune got frozen_for={frozen_for}, criterion={criterion!r}. Expected at least 1 "
-                f"push and one of {', '.join(get_args(Criterion))}."
-            )
+        if frozen_for < 1:
+            raise ConfigError(f"Prune got frozen_for={frozen_for}. Expected at least 1 push.")
         self.frozen_for = frozen_for
-        self.criterion: Criterion = criterion
         self._kept: dict[str, Indices] = {}
         self._widths: dict[str, int] = {}
         self._pushes = 0
@@ -149,7 +121,7 @@ class Prune(Stage):
         widths = {layer.name: layer.outputs for layer in policy.spec.weighted[:-1]}
         if widths != self._widths or self._pushes >= self.frozen_for or not self._kept:
             self._widths, self._pushes, self._kept = widths, 0, {}
-            for name, worth in importance(policy, context, self.criterion).items():
+            for name, worth in importance(policy).items():
                 count = max(1, round(len(worth) * (1.0 - self.sparsity)))
                 # A stable sort: among equals the first ones stay, on every machine.
                 best = np.argsort(-worth, kind="stable")[:count]

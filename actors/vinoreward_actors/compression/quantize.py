@@ -12,8 +12,6 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from statistics import fmean
-from typing import Literal, get_args
 
 import numpy as np
 
@@ -30,7 +28,6 @@ from vinoreward_actors.policies.policy import ActivationRange, Policy, layer_inp
 from vinoreward_actors.policies.spec import PolicySpec
 from vinoreward_actors.policies.wire import lowered
 
-Estimator = Literal["minmax", "mean"]
 Bounds = tuple[float, float]
 
 
@@ -59,8 +56,6 @@ class Quantize(Stage):
         rows: observations for measuring ranges at each push, sampled from all of them. The first
             push measures all of them; later ones only update the ranges, because actors wait for
             the measurement.
-        ranges: ``"minmax"``; ``"mean"`` is NNCF's default, without margin or memory, which ruins
-            policies. It exists to show that a monitor detects it.
     """
 
     phase = QUANTIZED
@@ -74,23 +69,19 @@ class Quantize(Stage):
         first: bool | None = None,
         head: bool = False,
         rows: int = 128,
-        ranges: Estimator = "minmax",
     ) -> None:
         if not re.fullmatch("int8|fp16|w[2-8]", precision):
             raise ConfigError(
                 f"Quantize got precision {precision!r}. Expected 'int8', 'fp16', or 'w2' to 'w8' "
                 "for weights alone."
             )
-        possible = 1.0 <= margin < 100.0 and 0.0 <= decay <= 1.0 and rows >= 1
-        if not possible or ranges not in get_args(Estimator):
+        if not (1.0 <= margin < 100.0 and 0.0 <= decay <= 1.0 and rows >= 1):
             raise ConfigError(
-                f"Quantize got margin={margin}, decay={decay}, rows={rows}, ranges={ranges!r}. "
-                "Expected a margin of at least 1, a decay from 0 to 1, at least one row, and one "
-                f"of {', '.join(get_args(Estimator))}."
+                f"Quantize got margin={margin}, decay={decay}, rows={rows}. Expected a margin of "
+                "at least 1, a decay from 0 to 1, and at least one row."
             )
         self.precision, self.first, self.head = precision, first, head
         self.margin, self.decay, self.rows = margin, decay, rows
-        self.ranges: Estimator = ranges
         self._bits = {"int8": 8, "fp16": 16}.get(precision) or int(precision[1:])
         self._seen: dict[str, Bounds] = {}
 
@@ -135,11 +126,9 @@ class Quantize(Stage):
     def _ranges(self, policy: Policy, context: CompressionContext) -> dict[str, ActivationRange]:
         known = set(self._seen) == {layer.name for layer in policy.spec.weighted}
         rows = context.some(self.rows) if known else context.observations
-        now = measure(policy, rows, self.ranges)
+        now = measure(policy, rows)
         decay = self.decay ** (len(rows) / len(context.observations))
         limit = limits(policy.spec)
-        if self.ranges == "mean":
-            return {name: aligned(widened(now[name], 1.0, limit[name])) for name in now}
         self._seen = {
             name: merged(bounds, self._seen.get(name), decay) for name, bounds in now.items()
         }
@@ -180,28 +169,24 @@ class Quantize(Stage):
             self._seen[name] = (low, high)
 
 
-def measure(policy: Policy, observations: Observations, estimator: Estimator) -> dict[str, Bounds]:
+def measure(policy: Policy, observations: Observations) -> dict[str, Bounds]:
     """Return the minimum and maximum input of each layer, for observations (N, *shape).
-
-    ``"minmax"`` is over everything, ``"mean"`` the mean of each observation's own: NNCF's default,
-    for comparison.
 
     Raises:
         InputError: a layer's input is NaN or infinite.
     """
-    names = [layer.name for layer in policy.spec.weighted]
-    lows: dict[str, list[float]] = {name: [] for name in names}
-    highs: dict[str, list[float]] = {name: [] for name in names}
+    ranges: dict[str, Bounds] = {}
     for part in batches(observations):
         # The check below reports overflows.
         with np.errstate(over="ignore", invalid="ignore"):
             inputs = layer_inputs(policy, part)
         for name, values in inputs.items():
-            rows = values.reshape(len(values), -1)
-            lows[name] += rows.min(1).tolist()
-            highs[name] += rows.max(1).tolist()
-    least, most = (min, max) if estimator == "minmax" else (fmean, fmean)
-    ranges = {name: (least(lows[name]), most(highs[name])) for name in names}
+            low, high = ranges.get(name, (math.inf, -math.inf))
+            # NumPy's minimum keeps NaN, so that the check below finds it.
+            ranges[name] = (
+                float(np.minimum(low, values.min())),
+                float(np.maximum(high, values.max())),
+            )
     for name, bounds in ranges.items():
         if not all(map(math.isfinite, bounds)):
             raise InputError(

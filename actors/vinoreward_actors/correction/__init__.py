@@ -27,8 +27,7 @@ Correctors of role ``target`` make the critic's targets and the advantages:
   (the coefficient is that of the *next* action) with ``c_t = lam min(1, rho_t)``;
 * :class:`TreeBackup`: the same with ``c_t = lam pi(a_t|s_t)`` (Precup et al. 2000); needs no
   ``mu``;
-* :class:`QLambda`: the same with ``c_t = lam`` (Harutyunyan et al. 2016); needs no ``mu``;
-* :class:`NoCorrection`: n-step or lambda-returns, for both, said explicitly.
+* :class:`NoCorrection`: uncorrected lambda-returns, for both, said explicitly.
 
 A corrector of role ``policy_gradient`` makes the weight of ``grad log pi(a_t|s_t)`` times the
 advantage: :class:`ImportanceSampling`, ``min(rho, rho_t)``.
@@ -54,7 +53,6 @@ Papers:
 * R. Munos et al., *Safe and Efficient Off-Policy Reinforcement Learning*, NeurIPS 2016.
 * D. Precup, R. S. Sutton, S. Singh, *Eligibility Traces for Off-Policy Policy Evaluation*,
   ICML 2000.
-* A. Harutyunyan et al., *Q(lambda) with Off-Policy Corrections*, ALT 2016.
 """
 
 from __future__ import annotations
@@ -70,7 +68,6 @@ from vinoreward_actors.correction.corrector import (
 from vinoreward_actors.correction.correctors import (
     ImportanceSampling,
     NoCorrection,
-    QLambda,
     Retrace,
     TreeBackup,
     VTrace,
@@ -84,7 +81,6 @@ __all__ = [
     "ImportanceSampling",
     "NoCorrection",
     "OffPolicyBatch",
-    "QLambda",
     "Retrace",
     "TreeBackup",
     "VTrace",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from vinoreward.errors import ConfigError
 from vinoreward_actors.correction import returns
 from vinoreward_actors.correction.corrector import Corrector, Critic, Estimate, OffPolicyBatch, Role
 from vinoreward_actors.correction.returns import Doubles
-from vinoreward_actors.policies.distributions import effective_sample_size
 
 
 def _check_share(name: str, value: float) -> None:
@@ -76,36 +75,26 @@ class VTrace(Corrector):
 class ImportanceSampling(Corrector):
     """Truncated importance weights on the policy gradient, ``min(rho, rho_t)``.
 
-    Works with any corrector of role ``target``. With ``mix`` below 1 the weight is
-    ``(1 - mix) + mix min(rho, rho_t)``. ``mix="ess"`` uses the batch's effective sample size: the
-    more off-policy the data, the less a few large ratios dominate the gradient.
+    Works with any corrector of role ``target``.
 
     Raises:
-        ConfigError: ``rho`` not above 0, ``mix`` neither ``"ess"`` nor in 0 to 1.
+        ConfigError: ``rho`` not above 0.
     """
 
     rho: float = 1.0
     """Truncation; ``math.inf`` for none."""
-    mix: float | Literal["ess"] = 1.0
-    """Fraction of the correction: 0 to 1, or ``"ess"`` for the effective sample size."""
 
     role: ClassVar[Role] = "policy_gradient"
 
     def __post_init__(self) -> None:
         _check_limit("rho", self.rho)
-        if isinstance(self.mix, str):
-            if self.mix != "ess":
-                raise ConfigError(f"mix is {self.mix!r}; expected a number from 0 to 1 or 'ess'.")
-        else:
-            _check_share("mix", self.mix)
 
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
         """Return the estimate with these weights."""
         log_rhos = batch.log_rhos
-        share = effective_sample_size(log_rhos) if isinstance(self.mix, str) else self.mix
         return replace(
             estimate,
-            weights=returns.mixed(returns.truncated_weights(log_rhos, self.rho), share),
+            weights=returns.truncated_weights(log_rhos, self.rho),
             clipped=estimate.clipped | (np.exp(log_rhos) > self.rho),
         )
 
@@ -178,57 +167,26 @@ class TreeBackup(_ActionValueCorrector):
 
 
 @dataclass(frozen=True)
-class QLambda(_ActionValueCorrector):
-    """Q(lambda) with off-policy corrections: ``c_t = lam`` (Harutyunyan et al. 2016).
-
-    Does not use the behaviour probability. Converges where ``lam < (1 - gamma) / (gamma max_s
-    sum_a |pi(a|s) - mu(a|s)|)``; :class:`Retrace` always does.
-
-    Raises:
-        ConfigError: ``lam`` is not in 0 to 1.
-    """
-
-    lam: float = 0.5
-    """Decay of the trace, 0 to 1."""
-
-    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
-        return np.full(batch.shape, self.lam, dtype=np.float64)
-
-
-@dataclass(frozen=True)
 class NoCorrection(Corrector):
     """Uncorrected returns, for state and action values.
 
     Learns the behaviour policy's return over the horizon of the target, plus the learner's value
-    after it. For action values, ``steps=1`` is exact.
+    after it. For action values, ``lam=0`` is exact.
 
     Raises:
-        ConfigError: ``steps`` below 1, ``lam`` not in 0 to 1, or both given.
+        ConfigError: ``lam`` not in 0 to 1.
     """
 
-    steps: int | None = None
-    """Length of n-step returns; ``None`` sums up to the end of the episode or of the array."""
     lam: float = 1.0
-    """Decay of lambda-returns, 0 to 1."""
+    """Decay of lambda-returns, 0 to 1: 1 sums up to the end of the episode or of the array, 0 is
+    one step."""
 
     role: ClassVar[Role] = "target"
 
     def __post_init__(self) -> None:
         _check_share("lam", self.lam)
-        if self.steps is None:
-            return
-        if self.steps < 1:
-            raise ConfigError(f"steps is {self.steps}; an n-step return needs at least 1.")
-        if self.lam != 1.0:
-            raise ConfigError(
-                f"steps is {self.steps} and lam is {self.lam}; a return is either an n-step return "
-                "or a lambda-return. Set only one of them."
-            )
 
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
         """Return uncorrected targets; weights stay 1."""
-        if self.steps is None:
-            targets = returns.lambda_returns(**batch.return_arguments, lam=self.lam)
-        else:
-            targets = returns.n_step_returns(**batch.return_arguments, steps=self.steps)
+        targets = returns.lambda_returns(**batch.return_arguments, lam=self.lam)
         return replace(estimate, targets=targets, advantages=targets - batch.values)

@@ -12,11 +12,9 @@ table 1):
 :func:`retrace_coefficients`       ``lam min(1, rho_t)``: safe for any ``mu``, low variance
 :func:`tree_backup_coefficients`   ``lam pi(a_t|s_t)``: needs no ``mu``; short traces even on-policy
 :func:`truncated_weights`          ``min(limit, rho_t)``: unbiased without a limit, high variance
-constant ``lam``                   Q(lambda): long traces; diverges where ``mu`` is far from ``pi``
 =================================  =============================================================
 
-Watkins' Q(lambda) is Tree-backup with a greedy target policy (``log_pi`` 0 or ``-inf``). Every
-function refuses arrays that are not ``(T, B)`` of one shape, with an :class:`InputError`.
+Every function refuses arrays that are not ``(T, B)`` of one shape, with an :class:`InputError`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vinoreward.errors import ConfigError, InputError
+from vinoreward.errors import InputError
 
 Floats = NDArray[np.floating[Any]]
 """Floating-point array of any precision, time-major ``(T, B)`` unless said otherwise."""
@@ -111,11 +109,6 @@ def truncated_weights(log_rhos: Floats, rho: float) -> Doubles:
     gives the policy that is then evaluated).
     """
     return np.minimum(np.exp(log_rhos.astype(np.float64)), rho)
-
-
-def mixed(weights: Floats, share: float) -> Doubles:
-    """Return ``(1 - share) + share weights``: from no correction (0) to the full one (1)."""
-    return (1.0 - share) + share * weights.astype(np.float64)
 
 
 class VTraceReturns(NamedTuple):
@@ -252,28 +245,4 @@ def lambda_returns(
         keep = followed[step]
         later = rewards[step] + discounts[step] * ((1 - keep) * next_values[step] + keep * later)
         returns[step] = later
-    return returns
-
-
-def n_step_returns(
-    *, rewards: Floats, discounts: Floats, next_values: Floats, ends: Mask, steps: int
-) -> Doubles:
-    """Return uncorrected ``steps``-step returns, ``(T, B)``.
-
-    ``r_t + d_t r_{t+1} + ... + (d_t ... d_{t+n-1}) V'_{t+n-1}``, shorter where the episode or the
-    array ends. Arguments as for :func:`vtrace`.
-
-    Raises:
-        ConfigError: ``steps`` is below 1.
-    """
-    check_time_major(rewards=rewards, discounts=discounts, next_values=next_values, ends=ends)
-    if steps < 1:
-        raise ConfigError(f"steps is {steps}; an n-step return needs at least 1.")
-    one_step = rewards + discounts * next_values.astype(np.float64)
-    returns = one_step.copy()
-    # Each round extends every return by one step: k steps from t are the reward of t and the
-    # k - 1 steps from t + 1. Beyond the length of the array nothing changes.
-    for _ in range(min(steps, len(returns)) - 1):
-        longer = rewards[:-1] + discounts[:-1] * returns[1:]
-        returns[:-1] = np.where(ends[:-1], one_step[:-1], longer)
     return returns

@@ -10,11 +10,8 @@ from vinoreward_actors.monitoring.batch import (
 )
 from vinoreward_actors.monitoring.indicators import (
     KL,
-    ActionError,
-    ClippedFraction,
     CumulativeReward,
     EffectiveSampleSize,
-    Entropy,
     Indicator,
     PolicyLag,
     QRegret,
@@ -30,8 +27,6 @@ from vinoreward_actors.monitoring.monitor import (
     default_strategy,
 )
 from vinoreward_actors.monitoring.strategies import (
-    AdaptivePull,
-    AdaptiveSparsity,
     LinearAlpha,
     Staged,
     SwitchPrecision,
@@ -43,16 +38,11 @@ __all__ = [
     "COMPRESSED",
     "FULL",
     "KL",
-    "ActionError",
-    "AdaptivePull",
-    "AdaptiveSparsity",
     "Change",
-    "ClippedFraction",
     "Composite",
     "CompressionSetting",
     "CumulativeReward",
     "EffectiveSampleSize",
-    "Entropy",
     "Gap",
     "Indicator",
     "KLMonitor",

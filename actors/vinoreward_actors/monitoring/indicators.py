@@ -21,7 +21,7 @@ from vinoreward_actors.monitoring.batch import (
     Rows,
     paired_gap,
 )
-from vinoreward_actors.policies.distributions import effective_sample_size, entropy
+from vinoreward_actors.policies.distributions import effective_sample_size
 from vinoreward_actors.policies.spec import Head
 
 NO_READING = float("nan")
@@ -175,33 +175,6 @@ class KL(WindowedIndicator):
         return values[batch.mask(self._of, self._against)]
 
 
-class ActionError(WindowedIndicator):
-    """Action difference of ``tanh`` heads in units of the exploration's sigma.
-
-    Args:
-        statistic: ``"rmse"`` or ``"max"`` over rows.
-        against: as for :class:`KL`.
-        window: number of rows.
-    """
-
-    statistics = ("rmse", "max")
-
-    def __init__(
-        self,
-        statistic: Literal["rmse", "max"] = "rmse",
-        *,
-        against: Against = "learner",
-        window: int = WINDOW,
-    ) -> None:
-        fewest = 1 if statistic == "max" else FEWEST
-        super().__init__("action", window, fewest, statistic=statistic, against=against)
-
-    def _rows(self, batch: MonitorBatch) -> Doubles:
-        if batch.spec.head != "tanh":
-            return np.zeros(0)
-        return batch.action_errors(self._against)[batch.mask(self._of, self._against)]
-
-
 class QRegret(WindowedIndicator):
     """Regret of the compressed network's greedy action under the learner's Q; ``q`` heads only.
 
@@ -241,28 +214,6 @@ class QRegret(WindowedIndicator):
     def _read(self, values: Doubles) -> float:
         regret, usual = super()._read(values[:, 0]), float(values[:, 1].mean())
         return regret / usual if usual > 0.0 else 0.0
-
-
-class Entropy(WindowedIndicator):
-    """Mean entropy of the policy in nats (of the Gaussian before the tanh); not for ``tanh`` heads.
-
-    Args:
-        network: ``"pi"``, the learner's, or ``"mu"``, the one that acted.
-        window: number of rows.
-    """
-
-    def __init__(self, network: Literal["pi", "mu"] = "pi", *, window: int = WINDOW) -> None:
-        self._network = _checked(network, ("pi", "mu"), "network")
-        super().__init__("entropy" if network == "pi" else "entropy_mu", window)
-
-    def _rows(self, batch: MonitorBatch) -> Doubles:
-        if batch.spec.head == "tanh":
-            return np.zeros(0)
-        outputs = batch.pi if self._network == "pi" else batch.mu
-        finite = np.isfinite(outputs).all(1)
-        entropies = np.full(len(outputs), np.inf)
-        entropies[finite] = entropy(batch.spec, outputs[finite], batch.exploration)
-        return entropies
 
 
 class PolicyLag(WindowedIndicator):
@@ -314,26 +265,6 @@ class EffectiveSampleSize(_Ratios):
 
     def _read(self, values: Doubles) -> float:
         return effective_sample_size(values[:, 0])
-
-
-class ClippedFraction(_Ratios):
-    """Fraction of the rows whose importance weight is above the truncation level.
-
-    Args:
-        level: V-trace's rho-bar. Weights up to 0.1% above it do not count: with equal policies,
-            rounding would otherwise put half of them there.
-        rows: which rows.
-        window: number of rows.
-    """
-
-    def __init__(self, level: float = 1.0, rows: Rows = "all", *, window: int = WINDOW) -> None:
-        if not level > 0.0:
-            raise ConfigError(f"the clipping level is {level}. Expected a number above 0.")
-        super().__init__("clipped", window, rows=rows)
-        self._log_level = float(np.log(level * 1.001))
-
-    def _read(self, values: Doubles) -> float:
-        return float((values > self._log_level).mean())
 
 
 class ReturnGap(WindowedIndicator):
@@ -399,7 +330,6 @@ def default_indicators(head: Head, *, window: int = WINDOW) -> list[Indicator]:
         PolicyLag("max", window=window),
         EffectiveSampleSize("all", window=window),
         EffectiveSampleSize("compressed", window=window),
-        ClippedFraction(window=window),
         CumulativeReward(),
         ReturnGap("mean"),
         ReturnGap("error"),
@@ -418,8 +348,4 @@ def default_indicators(head: Head, *, window: int = WINDOW) -> list[Indicator]:
         for statistic in get_args(Statistic):
             chosen.append(KL(statistic, "mu_pi", against=against, window=window))
             chosen.append(KL(statistic, "pi_mu", against=against, window=window))
-        if head == "tanh":
-            chosen.append(ActionError("rmse", against=against, window=window))
-    if head != "tanh":
-        chosen += [Entropy("pi", window=window), Entropy("mu", window=window)]
     return chosen

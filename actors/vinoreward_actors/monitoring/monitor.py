@@ -47,9 +47,8 @@ import numpy as np
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward_actors.monitoring.batch import MonitorBatch
 from vinoreward_actors.monitoring.indicators import KL, WINDOW, Indicator, default_indicators
-from vinoreward_actors.monitoring.strategies import STOP, AdaptivePull, SwitchPrecision, Threshold
+from vinoreward_actors.monitoring.strategies import STOP, SwitchPrecision, Threshold
 from vinoreward_actors.monitoring.strategy import (
-    Composite,
     CompressionSetting,
     Limit,
     Strategy,
@@ -352,8 +351,7 @@ def default_strategy(
 
     A limit that is passed selects the first safer setting at once. If no safer setting helps,
     compression stops and actors run the learner's own weights. Stepping back takes 50 good rounds,
-    doubled by each relapse. Independently, actors pull weights more often while experience is
-    stale.
+    doubled by each relapse.
 
     Args:
         head: of the policy; softmax policies have smaller divergences than Gaussian ones.
@@ -363,10 +361,8 @@ def default_strategy(
             is safer than the learner's weights.
     """
     largest = SOFTMAX_KL_MAX if head == "logits" else GAUSSIAN_KL_MAX
-    guard = Threshold(
-        (largest, Q_REGRET_MEAN, Q_REGRET_MAX, UNSOURCED_KL_MAX, ESS, RETURN_GAP), (*safer, STOP)
-    )
-    return Composite([guard, AdaptivePull()])
+    limits = (largest, Q_REGRET_MEAN, Q_REGRET_MAX, UNSOURCED_KL_MAX, ESS, RETURN_GAP)
+    return Threshold(limits, (*safer, STOP))
 
 
 def default_monitor(

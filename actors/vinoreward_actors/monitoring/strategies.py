@@ -10,10 +10,9 @@ import numpy as np
 
 from vinoreward.errors import ConfigError
 from vinoreward_actors.monitoring.strategy import (
-    MOST_SPARSE,
     PRECISIONS,
     CompressionSetting,
-    JudgedStrategy,
+    Judge,
     Limit,
     Readings,
     Strategy,
@@ -27,7 +26,7 @@ ERRORS = 4.0
 """Standard errors that count as significant: windows overlap, so a training has many tests."""
 
 
-class Threshold(JudgedStrategy):
+class Threshold(Strategy):
     """A ladder of safer settings: one rung up when a limit is passed, one down when all is well.
 
     A stopped compression gives no readings. It is retried after ``retry`` rounds, doubled each
@@ -64,7 +63,7 @@ class Threshold(JudgedStrategy):
             )
         for change in changes:
             CompressionSetting().changed(change)
-        super().__init__(limits, patience=patience, cooldown=cooldown)
+        self.judge = Judge(limits, patience=patience, cooldown=cooldown)
         self._changes = tuple(dict(change) for change in changes)
         self._retry = retry
         self.rung = self.silent = 0
@@ -97,7 +96,9 @@ class Threshold(JudgedStrategy):
                 continue
             self.undo.append({name: getattr(setting, name) for name in change})
             relapsed, self.returned = self.returned, False
-            return self._changed(setting, relapsed=relapsed, **change)
+            self.judge.changed(relapsed=relapsed)
+            self.reason = self.judge.reason
+            return setting.changed(change)
         return setting
 
     def _back(self, setting: CompressionSetting, why: str) -> CompressionSetting:
@@ -112,6 +113,10 @@ class Threshold(JudgedStrategy):
         if setting != before:
             self.reason = why
         return setting
+
+    def reads(self) -> tuple[str, ...]:
+        """See :meth:`Strategy.reads`."""
+        return tuple(limit.reading for limit in self.judge.limits)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """See :meth:`Stateful.load_state`; a ladder with other rungs restarts at the bottom."""
@@ -165,102 +170,6 @@ class SwitchPrecision(Threshold):
             self.reason = "start with the fast precision"
             return setting.changed({"bits": self._fast})
         return super().decide(readings, setting)
-
-
-class AdaptiveSparsity(JudgedStrategy):
-    """Prunes more while all readings are good, and less as soon as one is bad.
-
-    Args:
-        limits: limits on the readings.
-        step: change of sparsity per step.
-        lowest: minimum sparsity.
-        highest: maximum sparsity.
-        patience: good rounds in a row before pruning more. Each relapse doubles it, so the
-            strategy settles below the sparsity that fails.
-        cooldown: rounds without a verdict after each step.
-    """
-
-    persistent = ("judge", "raised")
-
-    def __init__(
-        self,
-        limits: Sequence[Limit],
-        *,
-        step: float = 0.1,
-        lowest: float = 0.0,
-        highest: float = 0.75,
-        patience: int = 20,
-        cooldown: int = 3,
-    ) -> None:
-        if not (0.0 <= lowest < highest <= MOST_SPARSE and step > 0.0):
-            raise ConfigError(
-                f"sparsity ranges from {lowest} to {highest} in steps of {step}. Expected "
-                f"0 <= lowest < highest <= {MOST_SPARSE} and a step above 0."
-            )
-        super().__init__(limits, patience=patience, cooldown=cooldown)
-        self._step, self._lowest, self._highest = step, lowest, highest
-        self.raised = False
-
-    def decide(self, readings: Readings, setting: CompressionSetting) -> CompressionSetting:
-        """See :meth:`Strategy.decide`."""
-        verdict = self.judge.verdict(readings)
-        if verdict not in ("good", "bad"):
-            return setting
-        wanted = setting.sparsity + (self._step if verdict == "good" else -self._step)
-        # Rounded, so that ten steps of 0.1 make exactly 1.
-        sparsity = round(min(self._highest, max(self._lowest, wanted)), 6)
-        if sparsity == setting.sparsity:
-            return setting
-        relapsed, self.raised = verdict == "bad" and self.raised, verdict == "good"
-        return self._changed(setting, relapsed=relapsed, sparsity=sparsity)
-
-
-class AdaptivePull(JudgedStrategy):
-    """Pulls weights twice as often when experience is stale, half as often when it is fresh.
-
-    Args:
-        limits: limits on the readings; by default on the effective sample size.
-        shortest: minimum pull period in environment steps.
-        longest: maximum pull period; None means the initial one.
-        patience: good rounds in a row before pulling less often.
-        cooldown: rounds without a verdict after each step.
-    """
-
-    persistent = ("judge", "longest", "slowed")
-
-    def __init__(
-        self,
-        limits: Sequence[Limit] = (Limit("ess", bad=0.5, good=0.8),),
-        *,
-        shortest: int = 1,
-        longest: int | None = None,
-        patience: int = 50,
-        cooldown: int = 5,
-    ) -> None:
-        if shortest < 1 or (longest is not None and longest < shortest):
-            raise ConfigError(
-                f"pull periods range from {shortest} to {longest}. Expected a shortest of at least "
-                "1 step and a longest that is not below it."
-            )
-        super().__init__(limits, patience=patience, cooldown=cooldown)
-        self._shortest, self.longest = shortest, longest
-        self.slowed = False
-
-    def decide(self, readings: Readings, setting: CompressionSetting) -> CompressionSetting:
-        """See :meth:`Strategy.decide`."""
-        if self.longest is None:
-            self.longest = setting.pull_period
-        verdict = self.judge.verdict(readings)
-        period = setting.pull_period
-        if verdict == "bad":
-            period = max(self._shortest, period // 2)
-        elif verdict == "good":
-            period = min(self.longest, period * 2)
-        # Leave a setting outside these bounds alone rather than push it the wrong way.
-        if period == setting.pull_period or (period > setting.pull_period) != (verdict == "good"):
-            return setting
-        relapsed, self.slowed = verdict == "bad" and self.slowed, verdict == "good"
-        return self._changed(setting, relapsed=relapsed, pull_period=period)
 
 
 class LinearAlpha(Strategy):

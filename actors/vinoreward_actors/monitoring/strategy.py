@@ -322,22 +322,3 @@ class Judge(Stateful):
         self.relapses += relapsed
         self.rest = self.cooldown
         self.rounds = 0
-
-
-class JudgedStrategy(Strategy):
-    """Base of strategies that step by a judge's verdict; arguments as for :class:`Judge`."""
-
-    def __init__(self, limits: Sequence[Limit], *, patience: int, cooldown: int) -> None:
-        self.judge = Judge(limits, patience=patience, cooldown=cooldown)
-
-    def reads(self) -> tuple[str, ...]:
-        """See :meth:`Strategy.reads`."""
-        return tuple(limit.reading for limit in self.judge.limits)
-
-    def _changed(
-        self, setting: CompressionSetting, *, relapsed: bool, **change: Any
-    ) -> CompressionSetting:
-        """Return the changed setting; the judge rests, and its reason becomes the strategy's."""
-        self.judge.changed(relapsed=relapsed)
-        self.reason = self.judge.reason
-        return setting.changed(change)

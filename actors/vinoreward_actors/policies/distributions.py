@@ -1,9 +1,8 @@
 """Distributions: from a head's outputs to actions and their probabilities, in NumPy.
 
 Exploration is part of the distribution: an action's probability is that under the policy that
-acted, noise included. Noise on bounded actions, after the tanh, is added and clipped to [-1, 1], so
--1 and 1 have a probability of their own: log values are densities in units of actions between -1
-and 1, and probabilities at the two ends.
+acted, noise before the tanh included. Noise after the tanh is added and clipped to [-1, 1]; the
+probabilities of such actions are not computed, and no learner here reads them.
 """
 
 from __future__ import annotations
@@ -27,57 +26,27 @@ LOWEST_LOG = -20.0
 """Lower bound of log probabilities: 2e-9 is as good as zero."""
 EDGE = 1.0 - 1e-6
 """Largest absolute value of an action for the inverse of tanh."""
-_erfc = np.frompyfunc(math.erfc, 1, 1)
 
 
 @dataclass(frozen=True)
 class ActionNoise:
-    """Gaussian noise for each step; with ``theta``, Ornstein-Uhlenbeck noise.
-
-    Ornstein-Uhlenbeck noise changes per step by ``theta * (mean - noise) * dt`` plus Gaussian noise
-    of ``sigma * sqrt(dt)``, and starts at ``start`` in every episode.
-    """
+    """Independent Gaussian noise on actions, after the tanh."""
 
     mean: tuple[float, ...]
-    """One number per action or one for all, in units of [-1, 1], like the others."""
+    """One number per action or one for all, in units of [-1, 1], like the other."""
     sigma: tuple[float, ...]
     """Standard deviations, likewise; at least 0."""
-    theta: float | None = None
-    """Rate of return to the mean; None: independent noise in each step."""
-    dt: float = 1.0
-    """Length of a step; above 0."""
-    start: tuple[float, ...] = (0.0,)
-    """Likewise one number or one per action."""
 
     def __post_init__(self) -> None:
-        numbers = [*self.mean, *self.sigma, *self.start, self.theta or 0.0, self.dt]
-        if not all(map(math.isfinite, numbers)) or min(self.sigma) < 0 or self.dt <= 0:
+        if not all(map(math.isfinite, [*self.mean, *self.sigma])) or min(self.sigma) < 0:
             raise ConfigError(
-                f"the action noise is {self}. Expected finite numbers, sigma of at least 0 and dt "
-                "above 0."
+                f"the action noise is {self}. Expected finite numbers and sigma of at least 0."
             )
-
-    def begin(self, shape: tuple[int, int]) -> Doubles:
-        """Return the noise (N, A) before the first step of an episode."""
-        return np.broadcast_to(np.asarray(self.start, dtype=np.float64), shape).copy()
-
-    def centers(self, before: Doubles) -> Doubles:
-        """Return the means (N, A) of the next noise, after ``before`` (N, A)."""
-        mean = np.broadcast_to(np.asarray(self.mean, dtype=np.float64), before.shape)
-        return mean if self.theta is None else before + self.theta * (mean - before) * self.dt
-
-    @property
-    def spread(self) -> Doubles:
-        """Standard deviations (A,) or (1,) of the next noise around :meth:`centers`."""
-        sigma = np.asarray(self.sigma, dtype=np.float64)
-        return sigma if self.theta is None else sigma * math.sqrt(self.dt)
 
     @property
     def unit(self) -> float:
-        """Root mean square over actions of the noise's stationary standard deviation."""
-        decay = 0.0 if self.theta is None else 1.0 - self.theta * self.dt
-        variance = self.spread**2 / (1.0 - decay**2 if decay**2 < 1.0 else 1.0)
-        return float(np.sqrt(variance.mean()))
+        """Root mean square of the standard deviations over actions."""
+        return math.sqrt(sum(each**2 for each in self.sigma) / len(self.sigma))
 
 
 @dataclass(frozen=True)
@@ -120,9 +89,8 @@ class Acted:
     actions: npt.NDArray[np.generic]
     """(N,) int64, or (N, A) float32 in [-1, 1]."""
     log_mu: Floats
-    """(N,) natural logarithm of each action's probability or density; 0 if deterministic."""
-    noise: Doubles | None = None
-    """(N, A) added to the actions, for the next step; None without such noise."""
+    """(N,) natural logarithm of each action's probability or density; 0 if deterministic, and for
+    noise after the tanh."""
 
 
 def log_softmax(logits: Outputs) -> Doubles:
@@ -160,11 +128,8 @@ def act(
     outputs: Outputs,
     random: np.random.Generator,
     exploration: Exploration = Exploration(),
-    before: Doubles | None = None,
 ) -> Acted:
     """Sample actions from a head's outputs (N, K).
-
-    ``before`` is the noise (N, A) of the previous step; None at the start of every episode.
 
     Raises:
         ConfigError: noise after the tanh for a head with its own noise.
@@ -181,7 +146,7 @@ def act(
         actions = noisy.argmax(1).astype(np.int64)
         return Acted(actions, logs[np.arange(count), actions].astype(np.float32))
     if not exploration.greedy and (exploration.uniform or exploration.noise is not None):
-        return _act_after_tanh(spec, outputs, random, exploration, before)
+        return _act_after_tanh(spec, outputs, random, exploration)
     mean, log_std = gaussian(spec, outputs, exploration.sigma)
     if exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0):
         return Acted(np.tanh(mean).astype(np.float32), np.zeros(count, dtype=np.float32))
@@ -192,22 +157,18 @@ def act(
 
 
 def _act_after_tanh(
-    spec: PolicySpec,
-    outputs: Outputs,
-    random: np.random.Generator,
-    exploration: Exploration,
-    before: Doubles | None,
+    spec: PolicySpec, outputs: Outputs, random: np.random.Generator, exploration: Exploration
 ) -> Acted:
     """Sample uniform actions or a ``tanh`` head's, with noise on them."""
-    shape, noise, drawn = (len(outputs), spec.actions), exploration.noise, None
+    shape, noise = (len(outputs), spec.actions), exploration.noise
     chosen = random.uniform(-1.0, 1.0, shape) if exploration.uniform else _best(spec, outputs)
-    if noise is not None:
-        before = noise.begin(shape) if before is None else before
-        drawn = noise.centers(before) + noise.spread * random.standard_normal(shape)
+    log_mu = np.zeros(len(outputs), dtype=np.float32)
+    if noise is None:
+        log_mu -= np.float32(spec.actions * math.log(2.0))
+    else:
+        drawn = np.asarray(noise.mean) + np.asarray(noise.sigma) * random.standard_normal(shape)
         chosen = np.clip(chosen + drawn, -1.0, 1.0)
-    actions = chosen.astype(np.float32)
-    log_mu = _log_density_after_tanh(spec, outputs, actions, exploration, before)
-    return Acted(actions, log_mu.astype(np.float32), drawn)
+    return Acted(chosen.astype(np.float32), log_mu)
 
 
 def _best(spec: PolicySpec, outputs: Outputs) -> Doubles:
@@ -219,30 +180,13 @@ def _best(spec: PolicySpec, outputs: Outputs) -> Doubles:
     return np.tanh(outputs.astype(np.float64))
 
 
-def _log_density_after_tanh(
-    spec: PolicySpec,
-    outputs: Outputs,
-    actions: npt.NDArray[np.generic],
-    exploration: Exploration,
-    before: Doubles | None,
-) -> Doubles:
-    """Return the log density (N,) of samples from :func:`_act_after_tanh`."""
-    taken, noise = actions.astype(np.float64), exploration.noise
-    centers, spread = np.zeros_like(taken), np.zeros(1)
-    if noise is not None:
-        centers = noise.centers(noise.begin(taken.shape) if before is None else before)
-        spread = noise.spread
-    if exploration.uniform:
-        return log_density_of_uniform(taken, centers, spread)
-    return log_density(taken, _best(spec, outputs) + centers, spread)
-
-
 def _squashed_log_density(actions: Outputs, mean: Doubles, log_std: Doubles) -> Doubles:
     """Return the log density (N,) of tanh-squashed Gaussian actions (N, A)."""
     bounded = np.clip(actions.astype(np.float64), -EDGE, EDGE)
-    before = np.arctanh(bounded)
-    normal = -0.5 * ((before - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
-    return np.asarray((normal - np.log1p(-(bounded**2))).sum(1))
+    # Far out, an action's rounding to float32 would decide: there it is as good as impossible.
+    apart = np.maximum(-0.5 * ((np.arctanh(bounded) - mean) / np.exp(log_std)) ** 2, LOWEST_LOG)
+    log_slope = np.log1p(-bounded) + np.log1p(bounded)
+    return np.asarray((apart - log_std - 0.5 * math.log(2 * math.pi) - log_slope).sum(1))
 
 
 def log_prob(
@@ -256,17 +200,16 @@ def log_prob(
     ``actions`` are (N,) integers, or (N, A) in [-1, 1].
 
     Raises:
-        ConfigError: a deterministic policy, or noise that depends on the previous step.
+        ConfigError: a deterministic policy, or noise after the tanh.
     """
     if not spec.discrete and not exploration.greedy:
-        noise = exploration.noise
-        if noise is not None and noise.theta is not None:
+        if exploration.noise is not None:
             raise ConfigError(
-                "the log probability under Ornstein-Uhlenbeck noise depends on the previous step. "
-                "Expected the actor's own value, recorded beside the action."
+                "the log probability under noise after the tanh is not computed. Expected noise "
+                "before the tanh: a sigma."
             )
-        if exploration.uniform or noise is not None:
-            return _log_density_after_tanh(spec, outputs, actions, exploration, None)
+        if exploration.uniform:
+            return np.full(len(outputs), -spec.actions * math.log(2.0))
     if exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0):
         raise ConfigError(
             "a policy without exploration has no log probability. Expected an epsilon, a sigma or "
@@ -321,52 +264,6 @@ def kl(
     apart = (mean_p - mean_q) ** 2 * np.exp(-2.0 * log_q)
     rows = ratio + apart - 1.0 - 2.0 * (log_p - log_q)
     return np.asarray(np.maximum(0.5 * rows.sum(1), 0.0))
-
-
-def log_density(actions: Doubles, centers: Doubles, spread: Doubles) -> Doubles:
-    """Return log densities (N,) of Gaussians clipped to [-1, 1]; deterministic actions count as 0.
-
-    ``actions`` and ``centers`` are (N, A), the standard deviations ``spread`` (A,) or (1,).
-    """
-    sigma = np.maximum(spread, 1e-9)
-    scaled = (actions - centers) / sigma
-    logs = -0.5 * scaled**2 - np.log(sigma) - 0.5 * math.log(2.0 * math.pi)
-    logs = _at_ends(logs, actions, _below(scaled), _below(-scaled))
-    return np.asarray(np.where(spread > 0.0, logs, 0.0).sum(1))
-
-
-def log_density_of_uniform(actions: Doubles, centers: Doubles, spread: Doubles) -> Doubles:
-    """Return log densities (N,) of uniform actions plus Gaussian noise, clipped to [-1, 1].
-
-    ``centers`` (N, A) and ``spread`` (A,) or (1,) are the noise's; with a spread of 0 actions are
-    uniform.
-    """
-    sigma = np.maximum(spread, 1e-9)
-    upper, lower = (actions - centers + 1.0) / sigma, (actions - centers - 1.0) / sigma
-    logs = np.log(np.maximum(0.5 * (_below(upper) - _below(lower)), 1e-300))
-    # The mean of the normal distribution function between the two bounds; from above by symmetry.
-    below = 0.5 * sigma * (_summed(upper) - _summed(lower))
-    above = 0.5 * sigma * (_summed(-lower) - _summed(-upper))
-    logs = _at_ends(logs, actions, below, above)
-    return np.asarray(np.where(spread > 0.0, logs, -math.log(2.0)).sum(1))
-
-
-def _at_ends(logs: Doubles, actions: Doubles, lowest: Doubles, highest: Doubles) -> Doubles:
-    """Replace log densities by log probabilities where actions are at an end."""
-    for end, probability in ((-1.0, lowest), (1.0, highest)):
-        logs = np.where(actions == end, np.log(np.maximum(probability, 1e-300)), logs)
-    return np.maximum(logs, LOWEST_LOG)
-
-
-def _below(values: Doubles) -> Doubles:
-    """Return the standard normal distribution function."""
-    return np.multiply(0.5, np.asarray(_erfc(-values / math.sqrt(2.0)), dtype=np.float64))
-
-
-def _summed(values: Doubles) -> Doubles:
-    """Return the integral of the standard normal distribution function up to values."""
-    density = np.exp(-0.5 * values**2) / math.sqrt(2.0 * math.pi)
-    return np.asarray(values * _below(values) + density)
 
 
 def effective_sample_size(log_ratios: Outputs) -> float:

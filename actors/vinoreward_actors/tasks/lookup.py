@@ -23,14 +23,16 @@ from gymnasium.wrappers import (
     FlattenObservation,
     FrameStackObservation,
     RecordEpisodeStatistics,
-    RescaleAction,
-    RescaleObservation,
     TimeLimit,
     TransformAction,
 )
 
 from vinoreward.errors import ConfigError, needed_for
-from vinoreward_actors.actor_learner.acting.environments import action_cure, as_config_error
+from vinoreward_actors.actor_learner.acting.environments import (
+    action_cure,
+    as_config_error,
+    in_space,
+)
 from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.tasks.environments import make_env
 
@@ -126,11 +128,8 @@ ACCERL = (
 
 HOVER = (_hover("PandaHover-v0", 2), _hover("PandaHoverRandom-v0", 4))
 
-EASIER = (_control("reacher-easy", "Reacher Easy", (6, 2), network="2x256"),)
-"""Not in the papers: learned in minutes on a few cores."""
-
 TASKS: Mapping[str, Task] = MappingProxyType(
-    {task.name: task for task in (*ACTORQ, *ACCERL, *HOVER, *EASIER)}
+    {task.name: task for task in (*ACTORQ, *ACCERL, *HOVER)}
 )
 
 IMAGE_CURE = (
@@ -138,7 +137,7 @@ IMAGE_CURE = (
     "of 4, or one row with FlattenObservation, all of gymnasium.wrappers"
 )
 """What to do about images of another shape: the end of a sentence."""
-_OURS = ("normalise_actions", "rescale_observations", "max_steps", "render_mode")
+_OURS = ("normalise_actions", "max_steps", "render_mode")
 """Options of :func:`make_task` that the environment itself does not get."""
 
 
@@ -198,7 +197,6 @@ def make_task(
     seed: int | None = None,
     *,
     normalise_actions: bool = True,
-    rescale_observations: bool = False,
     max_steps: int | None = None,
     render_mode: str | None = None,
     **options: Any,
@@ -212,8 +210,6 @@ def make_task(
         name: of a task, or an environment's id; see :func:`find_task`.
         seed: of the first reset that names none itself, and of the action space. None: drawn.
         normalise_actions: scale Box actions to [-1, 1].
-        rescale_observations: scale bounded rows to [-1, 1], such as MountainCar's velocity, 0.07
-            at most beside a position of up to 1.2.
         max_steps: truncate episodes there; later than at the task's limit for Gymnasium's only.
         render_mode: None or ``"rgb_array"``.
         options: keyword arguments of the environment. A game takes ``noop_max``, ``frame_skip``
@@ -226,8 +222,6 @@ def make_task(
     env = _flat(_made(task, max_steps, render_mode, options), name)
     if normalise_actions:
         env = _normalised(env, name)
-    if rescale_observations:
-        env = _rescaled(env, name)
     return _FirstSeed(env, seed) if seed is not None else env
 
 
@@ -351,22 +345,7 @@ def _normalised(env: Env, name: str) -> Env:
             f"{name} takes actions from {space}. Expected one row of bounded numbers, to be "
             f"scaled to [-1, 1]; {action_cure(space)}."
         )
-    ends = np.float32(-1.0), np.float32(1.0)
-    if np.any(space.low != ends[0]) or np.any(space.high != ends[1]):
-        env = RescaleAction(env, *ends)
-    if env.action_space.dtype == np.float32:
-        return env
-    row = gym.spaces.Box(*ends, space.shape, np.float32)
-    return TransformAction(env, lambda action: action, row)
-
-
-def _rescaled(env: Env, name: str) -> Env:
-    """Scale observations to [-1, 1]."""
-    space = env.observation_space
-    if not (isinstance(space, gym.spaces.Box) and space.is_bounded() and len(space.shape) == 1):
-        env.close()
-        raise ConfigError(
-            f"{name} gives observations from {space}. Expected one row of bounded numbers, to be "
-            "scaled to [-1, 1]; leave out rescale_observations."
-        )
-    return RescaleObservation(env, np.float32(-1.0), np.float32(1.0))
+    row = gym.spaces.Box(np.float32(-1.0), np.float32(1.0), space.shape, np.float32)
+    return (
+        env if space == row else TransformAction(env, lambda action: in_space(action, space), row)
+    )

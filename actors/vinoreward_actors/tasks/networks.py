@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import get_args
 
 from vinoreward.errors import ConfigError
 from vinoreward_actors.policies.spec import (
@@ -57,58 +56,51 @@ def network(
     task: Task | str,
     name: str | None = None,
     algorithm: str = "impala",
-    *,
-    value: bool | None = None,
-    activation: Activation | None = None,
 ) -> PolicySpec:
     """Return the policy network of a task, with the head that an algorithm needs.
 
     Args:
         task: a task, its name, or the id of a Gymnasium environment.
-        name: one of :data:`NETWORKS`, or any DEPTHxWIDTH, also with ``-relu`` or ``-tanh`` behind
-            it; None is the task's own.
+        name: one of :data:`NETWORKS`, or any DEPTHxWIDTH; None is the task's own.
         algorithm: one of :data:`ALGORITHMS`, or a learner that an entry point names.
-        value: whether there is a value head; None: if the algorithm needs one (impala).
-        activation: of the hidden layers; None: the name's, else tanh for 3x2048, as ActorQ, and
-            relu for all others.
     """
     task = find_task(task) if isinstance(task, str) else task
     name = task.network if name is None else name
     head = _head(task, algorithm)
-    with_value = algorithm == "impala" if value is None else value
-    if activation not in (None, *get_args(Activation)):
-        raise ConfigError(f"found activation={activation!r}. Expected None, 'relu' or 'tanh'.")
+    value = algorithm == "impala"
     if name in _CONVOLUTIONAL:
-        return _convolutional(task, name, head, with_value, activation or "relu")
+        return _convolutional(task, name, head, value)
     dense = dense_layers(name)
     if dense is None:
         raise ConfigError(
             f"no network {name!r}. Expected one of: {', '.join(NETWORKS)}; or another DEPTHxWIDTH, "
-            "such as 2x64 or 3x2048-relu."
+            "such as 2x64."
         )
     if len(task.observation_shape) != 1:
         raise ConfigError(
             f"the network {name} was asked for on {task.name}, whose observations are "
             f"{task.observation_shape} images. Expected one of: {', '.join(_CONVOLUTIONAL)}."
         )
-    hidden, default = dense
+    hidden, activation = dense
     return mlp(
         task.observation_shape[0],
         task.actions,
         head=head,
         hidden=hidden,
-        activation=activation or default,
-        value=with_value,
+        activation=activation,
+        value=value,
     )
 
 
 def dense_layers(name: str) -> tuple[tuple[int, ...], Activation] | None:
-    """Return the widths and the activation of a name such as 2x64; None if it is no such name."""
-    size = re.fullmatch(r"([1-9])x([1-9]\d{0,4})(-relu|-tanh)?", name)
+    """Return the widths and the activation of a name such as 2x64; None if it is no such name.
+
+    The activation is tanh for 3x2048, as in ActorQ, and relu for all others.
+    """
+    size = re.fullmatch(r"([1-9])x([1-9]\d{0,4})", name)
     if size is None:
         return None
-    smooth = size[3] == "-tanh" or name == "3x2048"
-    return (int(size[2]),) * int(size[1]), "tanh" if smooth else "relu"
+    return (int(size[2]),) * int(size[1]), "tanh" if name == "3x2048" else "relu"
 
 
 def _head(task: Task, algorithm: str) -> Head:
@@ -134,9 +126,7 @@ def _heads(algorithm: str) -> tuple[Head | None, Head | None]:
     return next(iter(discrete), None), next(iter(continuous), None)
 
 
-def _convolutional(
-    task: Task, name: str, head: Head, value: bool, activation: Activation
-) -> PolicySpec:
+def _convolutional(task: Task, name: str, head: Head, value: bool) -> PolicySpec:
     if task.observation_shape != IMAGE:
         cure = IMAGE_CURE if len(task.observation_shape) == 3 else "name a DEPTHxWIDTH network"
         raise ConfigError(
@@ -147,12 +137,12 @@ def _convolutional(
     layers: list[Layer] = []
     channels, _, side = IMAGE
     for number, (outputs, kernel, stride) in enumerate(convolutions):
-        layers.append(Conv(f"conv{number}", channels, outputs, kernel, stride, activation))
+        layers.append(Conv(f"conv{number}", channels, outputs, kernel, stride))
         channels, side = outputs, (side - kernel) // stride + 1
     outputs = task.actions * (2 if head == "tanh_gaussian" else 1)
     layers += [
         Flatten(),
-        Dense("dense0", channels * side**2, dense, activation),
+        Dense("dense0", channels * side**2, dense, "relu"),
         Dense("head", dense, outputs),
     ]
     return PolicySpec(

@@ -16,6 +16,7 @@ import torch
 from actor_learner_parts import CARTPOLE, dqn, impala, training
 from engine_runs import PATIENCE, compressor_pushes, replay_training, segments
 from faulty_environments import Remembers, pushes_counted
+from vinoreward_actors.actor_learner.learners.sac import SAC, SACConfig
 from waiting import until
 
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
@@ -27,9 +28,8 @@ from vinoreward_actors.actor_learner.config import ActorLearnerConfig
 from vinoreward_actors.actor_learner.engines.base import EngineError
 from vinoreward_actors.actor_learner.learners.d4pg import D4PG, D4PGConfig
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.actor_learner.learners.sac import SAC, SACConfig
 from vinoreward_actors.actor_learner.transport.trajectory import TrajectorySpec
-from vinoreward_actors.compression.graph import Compile, Fuse
+from vinoreward_actors.compression import Compile
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.monitoring import default_monitor
 from vinoreward_actors.policies.spec import mlp
@@ -288,7 +288,7 @@ def test_another_chain_is_refused_and_nothing_is_lost(tmp_path):
     first.learn(40)
     kept = (tmp_path / STATE_FILE).read_bytes()
     with pytest.raises(ConfigError, match="is of another chain"):
-        training(None, Fuse(), Quantize("int8"), Compile("numpy"), folder=tmp_path, resume=True)
+        training(None, Quantize("w4"), Compile("numpy"), folder=tmp_path, resume=True)
     assert (tmp_path / STATE_FILE).read_bytes() == kept
     assert training(None, *STAGES, folder=tmp_path, resume=True).steps == first.steps
 

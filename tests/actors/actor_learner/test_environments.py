@@ -185,6 +185,14 @@ def test_continuous_actions_are_scaled_to_the_space(low, width, action):
         assert space.contains(in_space(np.array([end], np.float32), space))
 
 
+def test_whole_numbers_of_a_box_have_equal_chances():
+    space = gym.spaces.Box(0, 5, (2,), np.int64)
+    spread = np.linspace(-1, 1, 60_000, dtype=np.float32)
+    found = in_space(np.stack([spread, spread], axis=1), space)
+    assert found.dtype == np.int64
+    np.testing.assert_allclose(np.bincount(found[:, 0]), 10_000, atol=2)
+
+
 def test_closing_closes_all_and_twice_is_fine():
     closed = []
     gym.register("Closes-v0", lambda: closed.append(Numbered()) or closed[-1])

@@ -12,7 +12,6 @@ from learner_collectors import random_trajectory
 from vinoreward_actors.actor_learner.learners import networks
 from vinoreward_actors.actor_learner.learners.dqn import DQN, DQNConfig
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.actor_learner.learners.networks import fastest
 from vinoreward_actors.correction import NoCorrection, Retrace, TreeBackup
 from vinoreward_actors.policies import distributions
 from vinoreward_actors.policies.policy import forward, random_policy
@@ -37,16 +36,6 @@ def test_heads_are_those_of_the_actors(seed):
         np.testing.assert_allclose(
             networks.entropy(spec, tensor).numpy(), distributions.entropy(spec, outputs), atol=1e-4
         )
-
-
-def test_sampled_densities_are_those_of_the_actions():
-    random = np.random.default_rng(0)
-    outputs = random.standard_normal((50, 4)).astype(np.float32)
-    noise = random.standard_normal((50, 2)).astype(np.float32)
-    actions, log_pi = networks.sample(GAUSSIAN, torch.from_numpy(outputs), torch.from_numpy(noise))
-    wanted = distributions.log_prob(GAUSSIAN, outputs, actions.numpy())
-    inside = np.abs(actions.numpy()).max(1) < 0.999
-    np.testing.assert_allclose(log_pi.numpy()[inside], wanted[inside], atol=2e-3)
 
 
 @settings(max_examples=50, deadline=None)
@@ -211,7 +200,8 @@ def test_retrace_and_tree_backup_targets_by_hand():
 def test_uncorrected_targets_are_the_same_by_both_ways(steps):
     """The sums that are taken beforehand, and those of the corrector on every step."""
     one = dqn(n_step=steps, correctors=(NoCorrection(),), batch_size=64)
-    other = dqn(n_step=steps, correctors=(NoCorrection(steps=steps),), batch_size=64)
+    almost = NoCorrection(lam=1.0 - 1e-9)  # below 1 the corrector itself computes
+    other = dqn(n_step=steps, correctors=(almost,), batch_size=64)
     random = np.random.default_rng(3)
     for _ in range(4):
         trajectory = random_trajectory(one.spec, random, steps=2, count=2)
@@ -231,25 +221,16 @@ def test_rewards_are_scaled_and_then_clipped_where_asked():
     assert both.update([trajectory])["error"] == pytest.approx(abs(0.5 - now), rel=1e-4)
 
 
-def test_the_faster_way_is_taken_only_where_it_is_faster():
-    now = [0.0]
-
-    def taking(seconds, usable=True):
-        def compute():
-            now[0] += seconds
-            return usable
-
-        return compute
-
-    for seconds, usable, name in (
-        (0.5, True, "bf16"), (0.9, True, "fp32"), (2.0, True, "fp32"), (0.1, False, "fp32")
-    ):  # fmt: skip
-        ways = {"fp32": taking(1.0), "bf16": taking(seconds, usable)}
-        found = fastest(ways, clock=lambda: now[0])
-        assert found.name == name
-        if usable:
-            assert found.seconds == pytest.approx({"fp32": 1.0, "bf16": seconds})
-    assert "2.00" in fastest({"a": taking(1.0), "b": taking(0.5)}, clock=lambda: now[0]).why
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0, 60), st.floats(-20, 2))
+def test_identical_networks_have_a_ratio_of_one_at_any_saturation(seed, spread, log_std):
+    random = np.random.default_rng(seed)
+    outputs = (spread * random.standard_normal((20, 4))).astype(np.float32)
+    outputs[:, 2:] = log_std
+    acted = distributions.act(GAUSSIAN, outputs, random)
+    actions = torch.from_numpy(np.asarray(acted.actions))
+    found = networks.log_prob(GAUSSIAN, torch.from_numpy(outputs), actions).float().numpy()
+    np.testing.assert_allclose(found, acted.log_mu, rtol=0, atol=1e-5)
 
 
 def test_bfloat16_learns_nearly_the_same():
@@ -259,7 +240,6 @@ def test_bfloat16_learns_nearly_the_same():
         learner = Impala(spec, ImpalaConfig(precision=precision))
         random = np.random.default_rng(0)
         found[precision] = learner.update([random_trajectory(spec, random, steps=20, count=4)])
-        assert learner.speed.choice.name == precision
         assert all(value.dtype == torch.float32 for value in learner.actor.parameters())
     assert found["bf16"]["loss"] != found["fp32"]["loss"]
     assert found["bf16"]["loss"] == pytest.approx(found["fp32"]["loss"], rel=0.05, abs=0.02)

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from learner_collectors import random_trajectory
 
 from vinoreward.errors import ConfigError, InputError
-from vinoreward_actors.actor_learner.learners.replay import (
-    PrioritizedReplay,
-    Replay,
-    SumTree,
-    n_step_sums,
-)
+from vinoreward_actors.actor_learner.learners.replay import Replay, n_step_sums
 from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
 
 SPEC = mlp(3, 2, head="q", hidden=(4,))
@@ -51,11 +46,10 @@ def windows_of(trajectory, steps):
     st.integers(1, 3),
     st.integers(1, 4),
     st.integers(40, 70),
-    st.sampled_from([None, PrioritizedReplay()]),
 )
-def test_windows_are_those_of_the_trajectories(seed, length, count, steps, capacity, priorities):
+def test_windows_are_those_of_the_trajectories(seed, length, count, steps, capacity):
     random = np.random.default_rng(seed)
-    replay = Replay(SPEC, capacity, seed=seed, priorities=priorities)
+    replay = Replay(SPEC, capacity, seed=seed)
     known, trajectories = {}, []
     for _ in range(random.integers(1, 8)):
         trajectory = random_trajectory(SPEC, random, steps=length, count=count)
@@ -116,6 +110,81 @@ def test_images_stay_bytes_and_are_kept_once():
     assert replay.state_dict()["filled"] == 42
 
 
+STACKS = PolicySpec(
+    observation_shape=(4, 6, 6),
+    layers=(Conv("conv", 4, 2, 2, 2), Flatten(), Dense("head", 18, 2)),
+    head="q",
+    actions=2,
+    observation_dtype="uint8",
+)
+
+
+def stacked(random, *, steps, count, ends=0.3):
+    """A trajectory whose observations are the last four frames, repeated at an episode's start."""
+    found = random_trajectory(STACKS, random, steps=steps, count=count, ends=ends)
+    frames = random.integers(0, 256, (steps + 1, count, 6, 6)).astype(np.uint8)
+    over = found.terminated | found.truncated
+    stack = random.integers(0, 256, (count, 4, 6, 6)).astype(np.uint8)
+    for t in range(steps):
+        found.observations[t] = stack
+        following = np.concatenate([stack[:, 1:], frames[t, :, None]], axis=1)
+        found.next_observations[t] = following
+        reset = np.repeat(frames[t + 1, :, None], 4, axis=1)
+        stack = np.where(over[t][:, None, None, None], reset, following)
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 3))
+def test_frames_of_stacks_are_kept_once_and_nothing_is_lost(seed, length, count):
+    random = np.random.default_rng(seed)
+    replay, known = Replay(STACKS, 150, seed=seed), {}
+    for _ in range(6):
+        trajectory = stacked(random, steps=length, count=count)
+        replay.add(trajectory)
+        pairs = (trajectory.observations, trajectory.next_observations)
+        for place in np.ndindex(length, count):
+            known[float(trajectory.rewards[place])] = tuple(each[place] for each in pairs)
+    drawn = replay.sample(40, 2)
+    for steps in range(2):
+        seen = replay.observations(drawn.slots[steps]), replay.successors(drawn.slots[steps])
+        for reward, *found in zip(drawn.rewards[steps], *seen, strict=True):
+            np.testing.assert_array_equal(found, known[float(reward)])
+    state = replay.state_dict()
+    assert state["arrays"]["observations"].shape[1:] == (6, 6)
+    other = Replay(STACKS, 150)
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(replay.observations(drawn.slots), other.observations(drawn.slots))
+
+
+def test_a_hundred_thousand_atari_rows_take_less_than_800_megabytes():
+    layers = (Conv("conv", 4, 2, 8, 4), Flatten(), Dense("head", 800, 2))
+    spec = PolicySpec((4, 84, 84), layers, "q", 2, observation_dtype="uint8")
+    replay = Replay(spec, 1000)
+    trajectory = random_trajectory(spec, np.random.default_rng(0), steps=20, count=1, ends=0.0)
+    trajectory.observations[:] = trajectory.next_observations[:] = 7
+    for _ in range(45):
+        replay.add(trajectory)
+    arrays = replay.state_dict()["arrays"].values()
+    assert replay.full and 100 * sum(array.numpy().nbytes for array in arrays) < 0.8e9
+
+
+def test_images_that_turn_out_not_to_be_stacks_are_kept_whole():
+    random = np.random.default_rng(3)
+    replay = Replay(STACKS, 150)
+    first = stacked(random, steps=5, count=1, ends=0.0)
+    replay.add(first)
+    other = random_trajectory(STACKS, random, steps=5, count=1, ends=0.0)
+    replay.add(other)
+    for trajectory in (first, other):
+        for reward, seen in zip(
+            trajectory.rewards[:, 0], trajectory.observations[:, 0], strict=True
+        ):
+            drawn = replay.sample(400)
+            slot = drawn.slots[0][drawn.rewards[0] == reward][:1]
+            np.testing.assert_array_equal(replay.observations(slot)[0], seen)
+
+
 def test_the_oldest_are_overwritten():
     random = np.random.default_rng(1)
     replay = Replay(SPEC, 20)
@@ -127,54 +196,16 @@ def test_the_oldest_are_overwritten():
     assert set(np.unique(drawn)) == {6.0, 7.0, 8.0, 9.0} and replay.size == 16
 
 
-def test_draws_follow_priorities_and_weights_undo_them():
-    random = np.random.default_rng(2)
-    settings_ = PrioritizedReplay(alpha=0.5, beta=1.0, least=1e-9)
-    replay = Replay(SPEC, 64, seed=3, priorities=settings_)
-    trajectory = random_trajectory(SPEC, random, steps=4, count=1, ends=0.0)
-    trajectory.rewards[:, 0] = [0, 1, 2, 3]
-    replay.add(trajectory)
-    errors = np.array([1.0, 4.0, 9.0, 16.0])
-    for _ in range(30):
-        drawn = replay.sample(16)
-        replay.update_priorities(drawn, errors[drawn.rewards[0].astype(int)])
-    counts, weights = np.zeros(4), np.zeros(4)
-    for _ in range(200):
-        drawn = replay.sample(50)
-        seen = drawn.rewards[0].astype(int)
-        counts += np.bincount(seen, minlength=4)
-        weights[seen] = drawn.weights
-    wanted = np.sqrt(errors) / np.sqrt(errors).sum()
-    np.testing.assert_allclose(counts / counts.sum(), wanted, atol=0.01)
-    # With beta 1 the expectation of a weighted draw is that of an even one.
-    np.testing.assert_allclose(weights * wanted, np.full(4, (weights * wanted)[0]), rtol=1e-5)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=40), st.floats(0, 0.999))
-def test_the_sum_tree_finds_what_a_running_sum_finds(values, share):
-    tree = SumTree(len(values))
-    tree.set(np.arange(len(values)), values)
-    assert tree.total == pytest.approx(sum(values))
-    if tree.total > 1e-3:
-        mass = share * tree.total
-        place = int(tree.find(np.array([mass]))[0])
-        running = np.concatenate([[0.0], np.cumsum(values)])
-        assert running[place] - 1e-6 <= mass <= running[place + 1] + 1e-6
-
-
-@pytest.mark.parametrize("priorities", [None, PrioritizedReplay()])
-def test_a_restored_replay_draws_the_same(priorities):
+def test_a_restored_replay_draws_the_same():
     random = np.random.default_rng(4)
-    replay = Replay(SPEC, 50, seed=5, priorities=priorities)
+    replay = Replay(SPEC, 50, seed=5)
     for _ in range(9):
         replay.add(random_trajectory(SPEC, random))
-        replay.update_priorities(drawn := replay.sample(8, 2), random.standard_normal(8))
-        assert drawn.slots.shape == (2, 8)
+        assert replay.sample(8, 2).slots.shape == (2, 8)
     stream = io.BytesIO()
     torch.save(replay.state_dict(), stream)
     stream.seek(0)
-    other = Replay(SPEC, 50, seed=99, priorities=priorities)
+    other = Replay(SPEC, 50, seed=99)
     other.load_state_dict(torch.load(stream, weights_only=True))
     for _ in range(5):
         more = random_trajectory(SPEC, random)
@@ -182,7 +213,6 @@ def test_a_restored_replay_draws_the_same(priorities):
         other.add(more)
         one, two = replay.sample(16, 3), other.sample(16, 3)
         np.testing.assert_array_equal(one.slots, two.slots)
-        np.testing.assert_array_equal(one.weights, two.weights)
         np.testing.assert_array_equal(replay.observations(one.slots), other.observations(two.slots))
 
 
@@ -202,7 +232,7 @@ def test_what_cannot_be_kept_is_refused():
     with pytest.raises(InputError, match="slots"):
         replay.load_state_dict(Replay(SPEC, 9).state_dict())
     with pytest.raises(ConfigError):
-        PrioritizedReplay(alpha=2.0)
+        Replay(SPEC, 1)
 
 
 @pytest.mark.parametrize(
@@ -212,17 +242,16 @@ def test_what_cannot_be_kept_is_refused():
         ("rewards", lambda rows: rows[:1]),  # which NumPy would repeat
         ("filled", lambda filled: filled - 1),
         ("position", lambda position: 20),
-        ("priorities", lambda rows: rows[:1]),
     ],
 )
 def test_a_damaged_state_is_refused_before_anything_is_taken_from_it(name, change):
-    replay = Replay(SPEC, 20, priorities=PrioritizedReplay())
+    replay = Replay(SPEC, 20)
     replay.add(random_trajectory(SPEC, np.random.default_rng(8), steps=3, count=2))
     state = replay.state_dict()
     state["arrays"] = dict(state["arrays"])
     place = state["arrays"] if name in state["arrays"] else state
     place[name] = change(place[name])
-    other = Replay(SPEC, 20, priorities=PrioritizedReplay())
+    other = Replay(SPEC, 20)
     with pytest.raises(InputError, match="one row for each filled slot"):
         other.load_state_dict(state)
     assert other.size == 0

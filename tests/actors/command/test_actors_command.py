@@ -15,9 +15,9 @@ from vinoreward_training.cli import main
 Capture = pytest.CaptureFixture[str]
 
 
-def test_presets_are_listed(capsys):
-    assert main(["actors", "--list-presets"]) == 0
-    assert "actorq/cartpole-int8" in capsys.readouterr().out
+def test_presets_are_listed_by_a_name_that_is_none(capsys):
+    assert main(["actors", "--preset", "help"]) == 1
+    assert "actorq/cartpole-int8" in capsys.readouterr().err
 
 
 def test_a_compressed_share_near_zero_is_said():
@@ -27,7 +27,7 @@ def test_a_compressed_share_near_zero_is_said():
     ):
         words = share_words(share, staleness)
         assert said in words and ("60 pushes old" in words) == (staleness == 60.0)
-        assert "use a cheaper compression" in words and "--max-staleness" in words
+        assert "use a cheaper compression" in words
     words = share_words(0.95, 3.0)
     assert "95% of the steps" in words and "3 pushes old" in words and "cheaper" not in words
     assert share_words(math.nan, math.nan) == ""
@@ -51,12 +51,12 @@ def test_a_training_without_compression(tmp_path, capsys):
     assert f"play:   vinoreward play --run {out}" in said
     assert "next:   vinoreward actors" in said and "an actor's step" in said
     written = "config.yaml metrics.jsonl policy.json policy.safetensors returns.png profile.png"
-    written += " lag.png report.html summary.json checkpoint.pt"
+    written += " report.html summary.json checkpoint.pt"
     assert set(written.split()) <= {path.name for path in out.iterdir()}
     assert load_policy(out).spec == network("CartPole-v0", "2x32")
     evaluations = rows_of(out, "evaluation")
     assert evaluations and all(row["compressed"] is None for row in evaluations)
-    assert (out / "report.html").read_text().count("data:image/png") == 3
+    assert (out / "report.html").read_text().count("data:image/png") == 2
     # The run is there: it is not overwritten, and has nothing left to do.
     assert main(["actors", *SMALL, *FEW, "--steps", "900", "--out", str(out)]) == 1
     capsys.readouterr()
@@ -71,10 +71,10 @@ def test_a_training_with_compression(tmp_path, capsys):
     more = ["--compress", f"[{stages}, {{compile: openvino}}]", "--engine", "inline"]
     summary = trained(tmp_path, 640, *more, every=160)
     said, report = capsys.readouterr().out, (tmp_path / "report.html").read_text()
-    assert "the same 3 episodes" in said and "compressed: return" in said
+    assert "the same 6 episodes" in said and "compressed: return" in said
     assert f"acted compressed: {summary['compressed_share']:.0%} of the steps" in said
     assert summary["compressed_share"] > 0.5 and summary["staleness"] >= 0
-    assert "steps that acted compressed" in report and report.count("data:image/png") == 5
+    assert "steps that acted compressed" in report and report.count("data:image/png") == 2
     evaluations = rows_of(tmp_path, "evaluation")
     assert len(evaluations) == 4
     for row in evaluations:
@@ -88,7 +88,6 @@ def test_a_training_with_compression(tmp_path, capsys):
     assert any(row["learner"]["compressed_share"] > 0.9 for row in rows)
     # The monitor got the paired evaluations.
     assert any("return_gap_mean" in row["readings"] for row in rows)
-    assert (tmp_path / "readings.png").is_file() and (tmp_path / "compression.png").is_file()
 
 
 @pytest.mark.slow
@@ -98,38 +97,20 @@ def test_a_short_profile_says_whether_compression_can_pay(tmp_path, capsys):
     assert main([*arguments, "--out", str(out)]) == 0
     said = capsys.readouterr().out
     for words in (
+        "backends on this machine",
         "step: network",
         "deserialize",
         "With quantize: int8 an actor's step takes",
         "The compressor takes",
-        "the learner alone could make",
         "Acted compressed: ",
         "pushes old (median).",
     ):
         assert words in said
     found = json.loads((out / "profile.json").read_text())
-    assert set(found["breakdowns"]) == {"openvino", "compressed"}
+    assert set(found["breakdowns"]) == {"full precision", "compressed"}
     assert (out / "profile.png").is_file()
     assert main(["actors", *SMALL, "--profile-only", "1", "--out", str(tmp_path / "short")]) == 0
     assert "1000 or more are reliable" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_pull_study_is_one_command(tmp_path, capsys):
-    arguments = ["actors", *SMALL, *FEW, "--steps", "600", "--evaluate-every", "0", "--seed", "4"]
-    study = ["--pull-study", "10", "200", "--study-seeds", "1"]
-    assert main([*arguments, *study, "--out", str(tmp_path)]) == 0
-    found = json.loads((tmp_path / "pull_study.json").read_text())
-    assert [row["pull period"] for row in found["table"]] == [10, 200]
-    assert found["seeds"] == [4]
-    assert found["table"][0]["mean lag"] < found["table"][1]["mean lag"]
-    assert (tmp_path / "pull_study.png").is_file()
-    assert "--pull-period" in capsys.readouterr().out
-    # Runs that are there are kept.
-    policy = tmp_path / "pull-10" / "seed-4" / "policy.json"
-    before = policy.stat().st_mtime_ns
-    assert main(["actors", "--resume", "--out", str(tmp_path)]) == 0
-    assert policy.stat().st_mtime_ns == before
 
 
 @pytest.mark.slow
@@ -154,7 +135,7 @@ LEARNS = "--learner", "learning_starts", "50", "batch_size", "16"
         (
             "shimmy",
             "--task cartpole-balance --algorithm d4pg --network 2x16 --steps 300 "
-            "--env-kwargs max_steps 50 --samples-per-insert 2",
+            "--env-kwargs max_steps 50",
             50,
         ),
         (

@@ -28,14 +28,14 @@ def made(text, backend="openvino"):
 
 def test_every_preset_is_settled_and_fits_its_task():
     found = presets()
-    assert {"actorq/cartpole-int8", "accerl/pong-alpha", "hover/fixed-int8"} <= set(found)
+    assert {"actorq/cartpole-int8", "accerl/pong-alpha"} <= set(found)
     for name, told in found.items():
         config = SETTINGS.of(**told)
         spec = network(config.task, config.network, config.algorithm)
         assert settings_of(config)[0].__name__.lower() == config.algorithm
         chain = chain_of(
             config.compress,
-            config.backend,
+            "openvino",
             lambda name, config=config: network(config.task, name, config.algorithm),
         )
         monitor_of(config.monitor, spec.head, chain, config.pull_period)
@@ -47,7 +47,7 @@ def test_what_is_given_wins_over_file_and_preset(tmp_path):
     file.write_text("steps: 777\nactors: 3\nlearner: {gamma: 0.9}\n")
     found = SETTINGS.of(preset="actorq/cartpole-int8", config=file, actors=1)
     assert (found.steps, found.actors) == (777, 1)
-    assert found.compress == "[{quantize: int8}, {compile: openvino}]"
+    assert found.compress == "[{quantize: int8}]"
     assert (found.learner["gamma"], found.learner["learning_rate"]) == (0.9, 0.00015)
     words = command(SETTINGS.of(preset="actorq/cartpole-int8", actors=2))
     assert words == "vinoreward actors --preset actorq/cartpole-int8 --actors 2"
@@ -62,7 +62,7 @@ def test_settings_of_stable_baselines3_reach_the_model():
         "target_entropy": "auto",
         "gradient_steps": -1,
     }
-    config = ActorsConfig(task="Pendulum-v1", algorithm="sb3-sac", network="1x8", learner=learner)
+    config = ActorsConfig(task="Pendulum-v1", algorithm="sac", network="1x8", learner=learner)
     parts = build(config)
     model = parts.learner.model
     assert (model.gamma, model.batch_size, model.ent_coef) == (0.9, 8, 0.1)
@@ -120,12 +120,10 @@ def test_nothing_may_be_compressed():
         ("distill: net9", "net9"),
         ("distill: {steps: 1.5}", "distill with steps=1.5. Expected a whole number"),
         ("distill: {steps: true}", "distill with steps=True. Expected a whole number"),
-        ("fuse: 3", "fuse with value=3. Expected settings of: none"),
-        ("low-rank: 2.5", "rank=2.5. Expected a whole number"),
         ("[{prune: 0.5, distill: 3}]", "Expected a name, or one name with"),
         ("[[distill]]", "Expected a name, or one name with"),
         ("{prune", "which is no YAML"),
-        ("prune 0.5 | distill", "Expected some of prune, distill, low-rank, fuse, quantize"),
+        ("prune 0.5 | distill", "Expected some of prune, distill, quantize"),
     ],
 )
 def test_a_compression_that_cannot_be_is_refused(text, said):
@@ -135,10 +133,9 @@ def test_a_compression_that_cannot_be_is_refused(text, said):
 
 
 def test_correctors_are_named():
-    found = correctors_of("[{vtrace: {rho: 2, c: 1}}, {importance: {mix: ess}}]")
+    found = correctors_of("[{vtrace: {rho: 2, c: 1}}, {importance: {rho: 2}}]")
     assert found is not None
     assert [type(one).__name__ for one in found] == ["VTrace", "ImportanceSampling"]
-    assert correctors_of(None) is None
     for text in (
         "vtrac",
         "none",
@@ -159,7 +156,6 @@ def test_correctors_are_named():
         "default",
         "watch",
         "kl: {threshold: 5, good: 1}",
-        "sparsity: {bad: 0.5, good: 0.2}",
         "alpha: {low: 0.02, high: 0.3}",
         "[{kl: 14}, staged]",
     ],
@@ -197,7 +193,6 @@ def test_a_monitor_that_cannot_be_is_refused(text, said):
     ("text", "chain", "head"),
     [
         ("kl: 14", "distill: net3", "logits"),
-        ("sparsity", "quantize: int8", "logits"),
         ("alpha: {low: 0.1, high: 0.2}", "quantize: int8", "q"),
     ],
 )

@@ -82,7 +82,7 @@ def test_it_goes_on_after_being_killed_and_after_ctrl_c(engine, tmp_path, capsys
     before = read_rows(out)[-1]["step"]
     assert before > 0
     steps = str(before + 400)
-    assert main(["actors", "--resume", "--no-progress", "--out", str(out), "--steps", steps]) == 0
+    assert main(["actors", "--resume", "--out", str(out), "--steps", steps]) == 0
     assert "resuming from step" in capsys.readouterr().out
     rows = rows_of(out, "train")
     seen = [row["step"] for row in rows]
@@ -91,17 +91,17 @@ def test_it_goes_on_after_being_killed_and_after_ctrl_c(engine, tmp_path, capsys
 
 
 def test_it_goes_on_after_ctrl_c_in_the_last_evaluation(tmp_path, capsys):
-    run = begin(tmp_path, "--steps", "300", "--final-episodes", "100000")
+    run = begin(tmp_path, "--steps", "300", "--evaluation-episodes", "30000")
     until((tmp_path / "compressed.json").is_file, 120.0)
     run.send_signal(signal.SIGINT)
     said = run.communicate(timeout=60)[0]
     assert run.returncode == 130, said
     assert f"Continue with: vinoreward actors --resume --out {tmp_path}" in said
     assert "Traceback" not in said
-    again = ["actors", "--resume", "--out", str(tmp_path), "--final-episodes", "3", "--no-progress"]
+    again = ["actors", "--resume", "--out", str(tmp_path), "--evaluation-episodes", "2"]
     assert main(again) == 0
     assert "full precision: return" in capsys.readouterr().out
-    assert len(rows_of(tmp_path, "final")[-1]["seeds"]) == 3
+    assert len(rows_of(tmp_path, "final")[-1]["seeds"]) == 6
 
 
 def test_a_resumed_run_keeps_what_it_was(tmp_path, capsys):
@@ -150,7 +150,7 @@ def test_a_target_is_looked_at_in_the_last_evaluation_too(tmp_path):
 
 
 def test_a_replay_of_stable_baselines3_takes_more_steps(tmp_path, capsys):
-    trained(tmp_path, 600, "--algorithm", "sb3-dqn")
+    trained(tmp_path, 600, "--task", "Pendulum-v1", "--algorithm", "sac", "--network", "1x8")
     capsys.readouterr()
     assert main(["actors", "--resume", "--out", str(tmp_path)]) == 0
     assert main(capsys.readouterr().out.split("next:")[1].split()[1:]) == 0
@@ -159,7 +159,7 @@ def test_a_replay_of_stable_baselines3_takes_more_steps(tmp_path, capsys):
 
 def test_evaluations_do_not_wait_for_an_update_that_never_comes(tmp_path):
     """The updates of Stable-Baselines3 jump over the multiples of a push period."""
-    pendulum = ["--task", "Pendulum-v1", "--algorithm", "sb3-sac", "--network", "1x8"]
+    pendulum = ["--task", "Pendulum-v1", "--algorithm", "sac", "--network", "1x8"]
     trained(tmp_path, 800, *pendulum, "--trajectory", "8", "--push-period", "8", every=200)
     assert rows_of(tmp_path, "evaluation")
 

@@ -21,8 +21,6 @@ from vinoreward_actors.compression import (
     CompressionContext,
     CompressorChain,
     Distill,
-    Fuse,
-    LowRank,
     Prune,
     Quantize,
     Stage,
@@ -67,7 +65,7 @@ def test_a_users_stage_needs_one_method():
 def test_the_policy_given_is_not_changed():
     policy = random_policy(MLP, 0)
     before = {name: value.copy() for name, value in policy.float_parameters().items()}
-    chain = CompressorChain().add(LowRank(2)).add(Fuse()).add(Prune(0.5)).add(Distill(steps=2))
+    chain = CompressorChain().add(Prune(0.5)).add(Distill(steps=2))
     chain.add(Quantize("int8")).compress(policy, context_for(policy))
     for name, value in policy.float_parameters().items():
         np.testing.assert_array_equal(value, before[name])
@@ -84,7 +82,6 @@ TWICE = Quantize("int8")
         ([Distill(), Prune(0.5)], "not followed by Distill"),
         ([Prune(0.5), Distill(student=MLP)], "its own student"),
         ([Quantize("int8"), Distill()], "float weights first, then Quantize"),
-        ([Quantize("int8"), Fuse()], "float weights first, then Quantize"),
         ([Compile("openvino"), Quantize("int8")], "then Compile"),
         ([Quantize("int8"), Quantize("w4")], "two Quantize"),
         ([Quantize], "is not a Stage"),
@@ -111,7 +108,7 @@ def test_float_stages_refuse_quantized_weights():
     policy = random_policy(MLP, 0)
     context = context_for(policy)
     coarse = CompressorChain().add(Quantize("w4")).compress(policy, context)
-    for stage in (Fuse(), LowRank(2), Distill(), Prune(0.5), Quantize("int8")):
+    for stage in (Distill(), Prune(0.5), Quantize("int8")):
         with pytest.raises(ConfigError, match="put Quantize after it"):
             stage.compress(coarse, context)
 
@@ -154,14 +151,14 @@ def test_settings_that_cannot_work_are_refused(parameters):
         chain(Prune(0.5), Distill(), Quantize("int8")).configure(**parameters)
 
 
-def four_stages():
-    return chain(Prune(0.5), LowRank(energy=0.9), Distill(steps=5), Quantize("int8"))
+def three_stages():
+    return chain(Prune(0.5), Distill(steps=5), Quantize("int8"))
 
 
 def test_a_chain_goes_on_from_its_state_to_the_bit():
     """Also one that was sent to another process."""
     pushes = [random_policy(MLP, seed) for seed in (0, 0, 1)]
-    whole, resumed = four_stages(), four_stages()
+    whole, resumed = three_stages(), three_stages()
     for push, policy in enumerate(pushes[:2]):
         whole.compress(policy, context_for(policy, push, push))
     state, sent = whole.state(), pickle.loads(pickle.dumps(whole))
@@ -169,7 +166,7 @@ def test_a_chain_goes_on_from_its_state_to_the_bit():
     resumed.load_state(state)
     before = {name: np.array(value) for name, value in state.items()}
     last = pushes[2], context_for(pushes[2], 2, 2)
-    expected, fresh = whole.compress(*last), four_stages().compress(*last)
+    expected, fresh = whole.compress(*last), three_stages().compress(*last)
     for one in (resumed, sent):
         assert_equal(one.compress(*last), expected)
     assert not np.array_equal(fresh.parameters["head.weight"], expected.parameters["head.weight"])
@@ -180,7 +177,7 @@ def test_a_chain_goes_on_from_its_state_to_the_bit():
 def test_a_state_of_another_chain_is_refused():
     with pytest.raises(ConfigError, match="same stages"):
         CompressorChain().add(Quantize("int8")).load_state({"0-Prune.age": 1})
-    for stage in (Prune(0.5), LowRank(3), Distill(), Quantize("int8"), Makes(lambda _: None)):
+    for stage in (Prune(0.5), Distill(), Quantize("int8"), Makes(lambda _: None)):
         with pytest.raises(ConfigError, match="got the state"):
             stage.load_state({"colour": 3})
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from vinoreward_actors.correction.returns import (
     lambda_returns,
     munos_returns,
-    n_step_returns,
     retrace_coefficients,
     tree_backup_coefficients,
     truncated_weights,
@@ -95,7 +94,7 @@ def test_vtrace_is_the_sum_of_corrected_temporal_differences(d, rho, c, lam):
 @settings(max_examples=200, deadline=None)
 @given(
     d=data,
-    kind=st.sampled_from(["retrace", "tree backup", "importance", "q lambda"]),
+    kind=st.sampled_from(["retrace", "tree backup", "importance"]),
     lam=shares,
     limit=limits,
 )
@@ -104,13 +103,11 @@ def test_munos_returns_are_the_sum_of_traced_temporal_differences(d, kind, lam, 
         "retrace": retrace_coefficients(d.log_rhos, lam),
         "tree backup": tree_backup_coefficients(d.log_pi, lam),
         "importance": truncated_weights(d.log_rhos, limit),
-        "q lambda": np.full(d.shape, lam),
     }[kind]
     trace = {
         "retrace": lambda t, b: lam * min(1.0, math.exp(d.log_rhos[t, b])),
         "tree backup": lambda t, b: lam * math.exp(d.log_pi[t, b]),
         "importance": lambda t, b: min(limit, math.exp(d.log_rhos[t, b])),
-        "q lambda": lambda t, b: lam,
     }[kind]
     returns = munos_returns(q_values=d.q_values, coefficients=coefficients, **given_to_all(d))
     for t, b in d.cells():
@@ -135,14 +132,6 @@ def naive_n_step(d, t, b, steps):
         if d.ends[k, b]:
             break
     return total + product * d.next_values[k, b], k - t + 1
-
-
-@settings(max_examples=200, deadline=None)
-@given(d=data, steps=st.integers(1, 9))
-def test_n_step_returns_are_discounted_rewards_and_one_bootstrap(d, steps):
-    returns = n_step_returns(**given_to_all(d), steps=steps)
-    for t, b in d.cells():
-        np.testing.assert_allclose(returns[t, b], naive_n_step(d, t, b, steps)[0], **CLOSE)
 
 
 @settings(max_examples=200, deadline=None)

@@ -17,7 +17,6 @@ from vinoreward_actors.correction import (
     ImportanceSampling,
     NoCorrection,
     OffPolicyBatch,
-    QLambda,
     Retrace,
     TreeBackup,
     VTrace,
@@ -156,14 +155,14 @@ def test_truncated_vtrace_learns_the_values_that_its_paper_says(paths, rho):
 
 @pytest.mark.parametrize(
     "corrector",
-    [Retrace(), Retrace(lam=0.5), TreeBackup(), TreeBackup(lam=0.3), QLambda(lam=0.3), QLambda(0)],
+    [Retrace(), Retrace(lam=0.5), TreeBackup(), TreeBackup(lam=0.3)],
     ids=str,
 )
 def test_corrected_returns_learn_the_target_policys_action_values(paths, corrector):
     np.testing.assert_allclose(learn_q(paths, corrector), q_of(PI), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("corrector", [NoCorrection(), NoCorrection(steps=2)], ids=str)
+@pytest.mark.parametrize("corrector", [NoCorrection(), NoCorrection(lam=0.5)], ids=str)
 def test_uncorrected_returns_learn_the_behaviour_policys_values(paths, corrector):
     learned = learn_v(paths, corrector)
     np.testing.assert_allclose(learned, v_of(MU), rtol=0, atol=1e-6)
@@ -173,7 +172,7 @@ def test_uncorrected_returns_learn_the_behaviour_policys_values(paths, corrector
 def test_uncorrected_returns_of_several_steps_learn_other_action_values(paths):
     assert np.abs(learn_q(paths, NoCorrection()) - q_of(PI)).max() > 0.3
     # One step is right without any correction: why DQN and SAC need none.
-    one_step = learn_q(paths, NoCorrection(steps=1))
+    one_step = learn_q(paths, NoCorrection(lam=0))
     np.testing.assert_allclose(one_step, q_of(PI), rtol=0, atol=1e-6)
 
 

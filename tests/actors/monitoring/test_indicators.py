@@ -13,11 +13,8 @@ from scipy import stats
 from vinoreward.errors import ConfigError, InputError
 from vinoreward_actors.monitoring import (
     KL,
-    ActionError,
-    ClippedFraction,
     CumulativeReward,
     EffectiveSampleSize,
-    Entropy,
     MonitorBatch,
     PairedReturns,
     PolicyLag,
@@ -25,7 +22,7 @@ from vinoreward_actors.monitoring import (
     ReturnGap,
     paired_gap,
 )
-from vinoreward_actors.policies.distributions import Exploration, effective_sample_size, entropy
+from vinoreward_actors.policies.distributions import Exploration, effective_sample_size
 from vinoreward_actors.policies.spec import mlp
 
 LOGITS = mlp(3, 4, head="logits", hidden=(8,))
@@ -94,9 +91,6 @@ def test_deterministic_actions_differ_in_units_of_the_noise():
     pi, mu = outputs(TANH, 0), outputs(TANH, 1)
     apart = (np.tanh(mu.astype(np.float64)) - np.tanh(pi.astype(np.float64))) / 0.1
     seen = batch(TANH, pi, mu)
-    assert ActionError().update(seen) == pytest.approx(math.sqrt((apart**2).mean()), rel=1e-6)
-    rows = np.sqrt((apart**2).mean(1))
-    assert ActionError("max").update(seen) == pytest.approx(rows.max(), rel=1e-6)
     # As Gaussians of that sigma: half the squared distance.
     assert KL("max").update(seen) == pytest.approx((0.5 * (apart**2).sum(1)).max(), rel=1e-6)
 
@@ -159,9 +153,6 @@ def test_compression_is_told_from_staleness():
     q = batch(Q, pi, mu, source=mu * np.float32(3), versions=np.full(ROWS, 1))
     assert QRegret("max", against="source").update(q) == 0.0
     assert QRegret("max").update(q) > 0.5
-    tanh = batch(TANH, outputs(TANH, 0), outputs(TANH, 1), source=outputs(TANH, 1))
-    assert ActionError("max", against="source").update(tanh) == 0.0
-    assert ActionError("max").update(tanh) > 0.5
 
 
 @pytest.mark.parametrize("spec", [LOGITS, Q, GAUSSIAN, TANH], ids=lambda spec: spec.head)
@@ -173,8 +164,6 @@ def test_no_rows_and_other_heads_give_no_reading(spec):
     assert math.isnan(EffectiveSampleSize().update(full))
     assert math.isnan(ReturnGap().update(full))
     assert math.isnan(QRegret().update(batch(spec, full.pi, full.mu))) == (spec.head != "q")
-    assert math.isnan(ActionError().update(batch(spec, full.pi, full.mu))) == (spec.head != "tanh")
-    assert math.isnan(Entropy().update(full)) == (spec.head == "tanh")
 
 
 def test_a_batch_without_new_rows_gives_no_reading_of_the_old_ones():
@@ -190,12 +179,6 @@ def test_a_batch_without_new_rows_gives_no_reading_of_the_old_ones():
     assert math.isnan(gap.update(full))
 
 
-def test_entropy_is_of_the_learner_or_of_who_acted():
-    seen = batch(GAUSSIAN, outputs(GAUSSIAN, 0), outputs(GAUSSIAN, 1))
-    for indicator, rows in ((Entropy(), seen.pi), (Entropy("mu"), seen.mu)):
-        assert indicator.update(seen) == pytest.approx(entropy(GAUSSIAN, rows).mean(), rel=1e-6)
-
-
 def test_lag_is_counted_in_versions():
     pi = outputs(LOGITS, 0, 4)
     seen = batch(LOGITS, pi, pi, versions=np.array([7, 6, 2, 9]))
@@ -203,16 +186,12 @@ def test_lag_is_counted_in_versions():
     assert PolicyLag("max").update(seen) == 5.0
 
 
-@given(
-    ratios=hnp.arrays(np.float64, st.integers(64, 200), elements=st.floats(-30, 30)),
-    level=st.floats(0.5, 4.0),
-)
-def test_effective_sample_size_and_clipped_part_are_their_definitions(ratios, level):
+@given(ratios=hnp.arrays(np.float64, st.integers(64, 200), elements=st.floats(-30, 30)))
+def test_effective_sample_size_is_its_definition(ratios):
     pi = outputs(LOGITS, 0, len(ratios))
     seen = batch(LOGITS, pi, pi, log_pi=ratios, log_mu=np.zeros(len(ratios)))
     expected = effective_sample_size(ratios)
     assert EffectiveSampleSize().update(seen) == pytest.approx(expected, rel=1e-6)
-    assert ClippedFraction(level).update(seen) == np.mean(ratios > math.log(level * 1.001))
 
 
 def test_equal_policies_waste_no_experience():
@@ -221,7 +200,6 @@ def test_equal_policies_waste_no_experience():
     seen = batch(LOGITS, pi, pi, log_pi=rounded - 800.0, log_mu=np.full(ROWS, -800.0))
     assert EffectiveSampleSize().update(seen) == pytest.approx(1.0)
     assert EffectiveSampleSize("compressed").name == "ess_compressed"
-    assert ClippedFraction().update(seen) == 0.0
     broken = batch(LOGITS, pi, pi, log_pi=rounded, log_mu=np.full(ROWS, np.nan))
     assert EffectiveSampleSize().update(broken) == 0.0
 
@@ -295,11 +273,8 @@ ROW = np.zeros((1, 4))
         (lambda: KL("max", against="some"), "some"),
         (lambda: KL("max", window=0), "0"),
         (lambda: QRegret("median"), "median"),
-        (lambda: ActionError("median"), "median"),
-        (lambda: Entropy("tau"), "tau"),
         (lambda: PolicyLag("median"), "median"),
         (lambda: EffectiveSampleSize("some"), "some"),
-        (lambda: ClippedFraction(0.0), "0"),
         (lambda: ReturnGap("median"), "median"),
     ],
 )

@@ -14,6 +14,7 @@ from vinoreward_actors.monitoring import (
     CompressionSetting,
     Indicator,
     KLMonitor,
+    LinearAlpha,
     Monitor,
     MonitorBatch,
     PairedReturns,
@@ -404,7 +405,7 @@ def test_a_state_of_something_else_is_refused():
     with pytest.raises(ConfigError, match="only one of the monitor"):
         Monitor([PolicyLag()]).load_state(state)
     with pytest.raises(ConfigError, match="resume with the strategy"):
-        KLMonitor().load_state(state)
+        Monitor([KL("mean", "pi_mu")], LinearAlpha(0.1, 0.5)).load_state(state)
     with pytest.raises(ConfigError, match="cannot read"):
         default_monitor("logits").load_state({"setting": {}})
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from vinoreward.errors import ConfigError
+from vinoreward_actors.command.settings import presets
 from vinoreward_actors.monitoring import (
-    AdaptivePull,
-    AdaptiveSparsity,
     Composite,
     CompressionSetting,
     Limit,
@@ -178,30 +177,6 @@ def test_alpha_does_not_follow_small_noise():
     assert changes(run(strategy, INT8, noise.tolist())) == 0
 
 
-def test_sparsity_rises_while_all_is_good_and_falls_at_once():
-    strategy = AdaptiveSparsity((LIMIT,), patience=2, cooldown=0)
-    start = CompressionSetting()
-    risen = run(strategy, start, [0.0] * 40)
-    assert [setting.sparsity for setting in risen[:6]] == [0.0, 0.1, 0.1, 0.2, 0.2, 0.3]
-    assert risen[-1].sparsity == 0.75
-    fallen = run(strategy, risen[-1], [9.0] * 3)
-    assert [setting.sparsity for setting in fallen] == pytest.approx([0.65, 0.55, 0.45])
-    assert run(strategy, fallen[-1], [9.0] * 9)[-1].sparsity == 0.0
-
-
-def test_weights_are_pulled_more_often_while_experience_is_stale():
-    strategy = AdaptivePull(patience=2, cooldown=0, shortest=10)
-    start = CompressionSetting(pull_period=100)
-    stale = run(strategy, start, [0.4] * 6, "ess")
-    assert [setting.pull_period for setting in stale] == [50, 25, 12, 10, 10, 10]
-    fresh = run(strategy, stale[-1], [0.9] * 40, "ess")
-    assert fresh[1].pull_period == 20
-    assert fresh[-1].pull_period == 100
-    # A period below the shortest is the user's own wish.
-    own = CompressionSetting(pull_period=5)
-    assert run(AdaptivePull(shortest=10, cooldown=0), own, [0.1] * 5, "ess") == [own] * 5
-
-
 def test_stages_follow_the_return():
     random = np.random.default_rng(0)
     returns = np.concatenate(
@@ -217,6 +192,22 @@ def test_stages_follow_the_return():
     assert stages[-1] == ("improving", 16, 0.25)
     assert "changes again" in strategy.reason
     assert strategy.decide({}, INT8) == INT8
+
+
+def test_stages_of_the_preset_follow_a_curve_like_pongs():
+    """From -21 to 20 between 1 and 3.5 million steps, as in AcceRL's figure 5."""
+    every = presets()["accerl/pong-staged"]["evaluate_every"]
+    steps = np.arange(every, 6_000_001, every)
+    returns = np.interp(steps, [1.0e6, 3.5e6], [-21.0, 20.0])
+    for seed in range(5):
+        noise = np.random.default_rng(seed).normal(scale=1.0, size=len(steps))
+        strategy, begins = Staged(), {}
+        for step, value in zip(steps, returns + noise, strict=True):
+            strategy.decide({"return": value}, INT8)
+            begins.setdefault(strategy.stage, step)
+        # Before a quarter of the rise, and not long after its end.
+        assert 1.0e6 <= begins["improving"] <= 1.625e6
+        assert 3.5e6 <= begins["convergence"] <= 4.5e6
 
 
 def test_a_return_that_only_jitters_rarely_looks_like_progress():
@@ -241,9 +232,9 @@ def test_a_trend_is_the_textbooks_regression(seed, count):
 
 def test_the_first_strategy_that_wants_a_change_gets_it():
     guard = Threshold((LIMIT,), cooldown=0)
-    sparser = AdaptiveSparsity((LIMIT,), patience=1, cooldown=0)
-    both = Composite([guard, sparser])
-    assert both.decide({"kl": 0.0}, INT8).sparsity == 0.6
+    mix = LinearAlpha(1.0, 5.0, reading="kl")
+    both = Composite([guard, mix])
+    assert both.decide({"kl": 3.0}, INT8).alpha == pytest.approx(0.525)
     assert not both.decide({"kl": 9.0}, INT8).enabled
     assert both.reason == guard.reason
     assert both.reads() == ("kl", "kl")
@@ -253,11 +244,9 @@ MAKERS = {
     "threshold": lambda: Threshold((LIMIT,), LADDER, patience=3, cooldown=1, retry=4),
     "switch": lambda: SwitchPrecision(limits=(LIMIT,), patience=3),
     "alpha": lambda: LinearAlpha(0.5, 5.0, reading="kl"),
-    "sparsity": lambda: AdaptiveSparsity((LIMIT,), patience=3),
-    "pull": lambda: AdaptivePull((LIMIT,), patience=3),
     "staged": lambda: Staged(reading="kl", window=4, patience=2),
     "composite": lambda: Composite(
-        [Threshold((LIMIT,), LADDER, patience=3, cooldown=1), AdaptivePull((LIMIT,), patience=2)]
+        [Threshold((LIMIT,), LADDER, patience=3, cooldown=1), LinearAlpha(0.5, 5.0, reading="kl")]
     ),
 }
 
@@ -299,9 +288,9 @@ def test_the_default_strategy_tries_what_is_safer_and_then_stops(safer, first):
 
 def test_a_state_of_another_strategy_is_refused():
     with pytest.raises(ConfigError, match="resume with the strategy"):
-        Staged().load_state(AdaptivePull().state())
+        Staged().load_state(SwitchPrecision().state())
     with pytest.raises(ConfigError, match="resume with the strategy"):
-        default_strategy().load_state({"parts": []})
+        default_strategy().load_state({"stage": None})
 
 
 @pytest.mark.parametrize(
@@ -313,8 +302,6 @@ def test_a_state_of_another_strategy_is_refused():
         (lambda patience: Threshold((LIMIT,), patience=patience), [(0,)]),
         (SwitchPrecision, [("fp16", "int8"), ("fp32", "fp32"), ("int9", "fp16")]),
         (LinearAlpha, [(0.5, 0.1)]),
-        (lambda lowest: AdaptiveSparsity((LIMIT,), lowest=lowest, highest=0.5), [(0.5,)]),
-        (lambda longest: AdaptivePull(shortest=10, longest=longest), [(5,)]),
         (Composite, [([],)]),
         (lambda retry: Threshold((LIMIT,), retry=retry), [(0,)]),
         (lambda window: Staged(window=window), [(2,)]),

@@ -23,7 +23,7 @@ from vinoreward_actors.actor_learner.transport.trajectory import (
     Trajectory,
 )
 from vinoreward_actors.policies.backends.base import PolicyBackend, finite, make_backend
-from vinoreward_actors.policies.distributions import Acted, Doubles, act
+from vinoreward_actors.policies.distributions import Acted, act
 from vinoreward_actors.policies.policy import Floats, Policy
 from vinoreward_actors.policies.spec import PolicySpec
 
@@ -159,7 +159,6 @@ class Actor(Closing):
         self._kind = FULL_PRECISION
         self._settings = ActorSettings()
         self._episodes: list[Episode] = []
-        self._noise: Doubles | None = None  # (B, A), added to the actions of the previous step
 
     def run(self) -> None:
         """Act until the learner stops it."""
@@ -215,7 +214,7 @@ class Actor(Closing):
     def _choose(self, network: ActorNetwork) -> Acting:
         outputs = network.backend.infer(self._envs.observations)
         exploration = self._settings.exploration(self._number, self._config.actors)
-        acted = act(self._config.policy, outputs, self._random, exploration, self._noise)
+        acted = act(self._config.policy, outputs, self._random, exploration)
         if network.kind == COMPRESSED and not finite(acted.log_mu):
             raise OutputError(
                 f"actions from the weights of version {network.version} have log probabilities "
@@ -245,10 +244,6 @@ class Actor(Closing):
         trajectory.behaviour[step] = acting.outputs
         trajectory.versions[step] = network.version
         trajectory.network[step] = network.kind
-        self._noise, noise = acted.noise, self._settings.noise
-        if acted.noise is not None and noise is not None:
-            over = (stepped.terminated | stepped.truncated)[:, None]
-            self._noise = np.where(over, noise.begin(acted.noise.shape), acted.noise)
         self._episodes += stepped.episodes
         watch.mark("write")
         self._steps += 1

@@ -145,7 +145,12 @@ def in_space(actions: Array, space: gym.Space[Any]) -> Array:
     if not isinstance(space, gym.spaces.Box):
         return np.asarray(actions) + int(getattr(space, "start", 0))
     low, high = space.low, space.high
-    scaled = low + (np.asarray(actions) + 1.0) * 0.5 * (high - low)
+    if np.issubdtype(space.dtype, np.integer):
+        # Each value has an equal share of [-1, 1].
+        low, high = low.astype(np.float64), high.astype(np.float64)
+        scaled = np.floor(low + (np.asarray(actions) + 1.0) * 0.5 * (high - low + 1.0))
+    else:
+        scaled = low + (np.asarray(actions) + 1.0) * 0.5 * (high - low)
     # Rounding can slightly leave the space, which some environments refuse.
     clipped: Array = np.clip(scaled, low, high).astype(space.dtype)
     return clipped

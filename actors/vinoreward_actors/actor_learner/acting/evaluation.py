@@ -215,7 +215,7 @@ class Evaluation:
 def evaluation_backend(backend: str) -> str:
     """Return the backend that evaluates full-precision policies of actors with this backend."""
     # Eager PyTorch gives the same outputs more slowly.
-    return "openvino" if backend.startswith("torch") else backend
+    return "openvino" if backend in ("auto", "torch") else backend
 
 
 def write_policies(folder: Path, full: Policy, compressed: Policy | None) -> None:

@@ -68,10 +68,15 @@ class Breakdown:
         return sum(self.cpu.values())
 
     @property
+    def step_wall(self) -> float:
+        """Wall time of one environment step, without waiting: it decides what limits a training."""
+        return sum(self.wall.values()) - self.wall["wait"]
+
+    @property
     def share_of_network(self) -> float:
         """Fraction of that time for the network and its weights: what compression can save."""
-        network = sum(self.cpu[part] for part in ("infer", "pull", "decode", "load"))
-        return network / self.step_cpu if self.step_cpu > 0 else 0.0
+        network = sum(self.wall[part] for part in ("infer", "pull", "decode", "load"))
+        return network / self.step_wall if self.step_wall > 0 else 0.0
 
     def advice(self, learner_seconds: float, actors: int = 1, *, compressed: bool = False) -> str:
         """Return a sentence on whether compressing the actors can shorten this training.
@@ -83,12 +88,12 @@ class Breakdown:
         """
         share = self.share_of_network
         bound = 1.0 / (1.0 - share) if share < 1.0 else float("inf")
-        acting = sum(self.wall.values()) - self.wall["wait"]
+        acting = self.step_wall
         learning = learner_seconds * actors
         if learner_seconds <= 0.0:
             kind = "compressed network" if compressed else "network"
             return (
-                f"The {kind} takes {share:.0%} of an actor's step of {self.step_cpu * 1e3:.3g} ms. "
+                f"The {kind} takes {share:.0%} of an actor's step of {acting * 1e3:.3g} ms. "
                 "The learner made no update, so it was not measured: run more steps to see whether "
                 "compression can shorten this training."
             )
@@ -96,7 +101,7 @@ class Breakdown:
             limits = "the learner" if learning > acting else "acting"
             return (
                 f"The compressed network takes {share:.0%} of an actor's step of "
-                f"{self.step_cpu * 1e3:.3g} ms, and the learner {learner_seconds * 1e3:.3g} ms per "
+                f"{acting * 1e3:.3g} ms, and the learner {learner_seconds * 1e3:.3g} ms per "
                 f"step: {limits} is the bottleneck now. To see whether compression paid, compare "
                 "with a run without it, or use --profile-only, which measures both."
             )
@@ -104,7 +109,7 @@ class Breakdown:
             return (
                 f"The learner needs {learner_seconds * 1e3:.3g} ms per environment step and "
                 f"{'an actor' if actors == 1 else f'one of {actors} actors'} "
-                f"{self.step_cpu * 1e3:.3g} ms: the learner is the bottleneck, and compressed "
+                f"{acting * 1e3:.3g} ms: the learner is the bottleneck, and compressed "
                 "actors only free a core. Fewer samples per insert, a smaller network or a faster "
                 "device for the learner would help first."
             )

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError, InputError, OutputError
-from vinoreward_actors.actor_learner.learners.networks import Precision, Speed
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
 from vinoreward_actors.policies.distributions import Exploration
 from vinoreward_actors.policies.policy import Floats, Policy
@@ -35,51 +34,42 @@ class LearnerConfig:
     Attributes:
         gamma: discount per step; n-step targets use its powers.
         learning_rate: of every network, unless a learner has a second one.
-        optimizer: ``"adam"``, or ``"rmsprop"`` as in the IMPALA paper.
-        optimizer_epsilon: added to the root of the squared gradients.
         max_grad_norm: maximum norm of a gradient.
         reward_scale: factor for rewards. A network needs hundreds of updates to reach a value of
             100, and until then the policy learns from wrong values.
         reward_clip: clips scaled rewards to plus or minus this; ``None`` for no clipping.
         device: ``"auto"`` uses CUDA if available.
-        precision: ``"fp32"``, ``"bf16"`` (autocast), or ``"auto"``: the faster one, timed at the
-            first update if the hardware supports bfloat16. Use ``"fp32"`` for runs that must
-            repeat bit by bit on any machine.
+        precision: ``"fp32"``, or ``"bf16"`` (autocast) for hardware that has it; elsewhere that is
+            slower.
         seed: of initial weights and all random choices.
     """
 
     gamma: float = 0.99
     learning_rate: float = 3e-4
-    optimizer: Literal["adam", "rmsprop"] = "adam"
-    optimizer_epsilon: float = 1e-8
     max_grad_norm: float = 40.0
     reward_scale: float = 1.0
     reward_clip: float | None = None
     device: str = "auto"
-    precision: Precision = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        names = (
-            "learning_rate", "optimizer_epsilon", "max_grad_norm", "reward_scale", "reward_clip",
-        )  # fmt: skip
+        names = ("learning_rate", "max_grad_norm", "reward_scale", "reward_clip")
         values = {name: getattr(self, name) for name in names}
         wrong = {name: each for name, each in values.items() if each is not None and not each > 0}
-        if wrong or not 0.0 <= self.gamma <= 1.0 or self.optimizer not in ("adam", "rmsprop"):
+        if wrong or not 0.0 <= self.gamma <= 1.0 or self.precision not in ("fp32", "bf16"):
             raise ConfigError(
-                f"the learner has gamma={self.gamma}, optimizer={self.optimizer!r} and "
-                f"{wrong or 'valid other settings'}. Expected gamma from 0 to 1, adam or rmsprop, "
-                "and positive numbers."
+                f"the learner has gamma={self.gamma}, precision={self.precision!r} and "
+                f"{wrong or 'valid other settings'}. Expected gamma from 0 to 1, fp32 or bf16, and "
+                "positive numbers."
             )
 
     def make_optimizer(
         self, parameters: Iterator[nn.Parameter], learning_rate: float | None = None
     ) -> torch.optim.Optimizer:
-        """Return an optimiser for some parameters."""
+        """Return Adam for some parameters."""
         rate = self.learning_rate if learning_rate is None else learning_rate
-        if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=rate, eps=self.optimizer_epsilon, fused=True)
-        return torch.optim.RMSprop(parameters, lr=rate, alpha=0.99, eps=self.optimizer_epsilon)
+        return torch.optim.Adam(parameters, lr=rate, fused=True)
 
     def rewards(self, rewards: Floats) -> Floats:
         """Return scaled and clipped rewards."""
@@ -239,7 +229,6 @@ class ModuleLearner(Learner):
             )
         automatic = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(automatic if config.device == "auto" else config.device)
-        self.speed = Speed(config.precision, self.device)
         self._settings = config
         with seeded(config.seed):
             self.actor = TorchPolicy(spec, head_gain=head_gain).to(self.device)
@@ -258,6 +247,15 @@ class ModuleLearner(Learner):
     def evaluate_outputs(self, observations: npt.NDArray[np.generic]) -> Floats:
         """See :meth:`Learner.evaluate_outputs`."""
         return outputs_of(self.actor, observations)
+
+    def computed(self, module: nn.Module, *inputs: Tensor) -> Any:
+        """Return ``module(*inputs)`` as float32 tensors."""
+        low = self._settings.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+            outputs = module(*inputs)
+        if isinstance(outputs, Tensor):
+            return outputs.float()
+        return tuple(part.float() if isinstance(part, Tensor) else part for part in outputs)
 
     def tensor(self, array: npt.NDArray[Any]) -> Tensor:
         """Return an array on the learner's device; float64 becomes float32."""
@@ -307,7 +305,6 @@ class ModuleLearner(Learner):
             "spec": self.spec.digest(),
             "updates": self.updates,
             "draws": self.draws.get_state(),
-            "speed": self.speed.state_dict(),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
 
@@ -326,7 +323,6 @@ class ModuleLearner(Learner):
                 _load(part, state["parts"][name])
             self.updates = int(state["updates"])
             self.draws.set_state(state["draws"].cpu())
-            self.speed.load_state_dict(state["speed"])
         except (KeyError, RuntimeError, InputError) as error:
             raise ConfigError(
                 f"the learner's state does not fit ({error}). Expected the state of the same "
@@ -346,4 +342,4 @@ def _load(part: _Restorable, state: dict[str, Any]) -> None:
 
 # mypy wants a concrete class where an abstract one is passed as a type.
 LEARNERS = Registry("vinoreward.learners", ModuleLearner, "algorithm")  # type: ignore[type-abstract]
-"""``impala``, ``dqn``, ``d4pg``, ``sac``, and those of other packages."""
+"""``impala``, ``dqn``, ``d4pg``, and those of other packages."""

@@ -17,7 +17,6 @@ from vinoreward_actors.actor_learner.learners import networks
 from vinoreward_actors.actor_learner.learners.base import seeded
 from vinoreward_actors.actor_learner.learners.replay import ReplayConfig, ReplayLearner, Windows
 from vinoreward_actors.policies.distributions import Exploration
-from vinoreward_actors.policies.policy import Floats
 from vinoreward_actors.policies.spec import PolicySpec
 
 
@@ -105,40 +104,35 @@ class D4PG(ReplayLearner):
         """Noise before the tanh."""
         return Exploration(sigma=self._d4pg.sigma)
 
-    def _learn(self, windows: Windows) -> tuple[dict[str, float], Floats]:
+    def _learn(self, windows: Windows) -> dict[str, float]:
         observations, actions = self.first(windows)
-        self.speed.probe_largest(
-            (self.actor, (observations,)), (self.critic, (observations, actions))
-        )
         with torch.no_grad():
             targets = self._targets(windows)
-        logits = self.speed(self.critic, observations, actions)
-        errors = -(targets * functional.log_softmax(logits, 1)).sum(1)
-        critic_loss = (self.tensor(windows.weights) * errors).mean()
+        logits = self.computed(self.critic, observations, actions)
+        critic_loss = -(targets * functional.log_softmax(logits, 1)).sum(1).mean()
         critic_norm = self.step(critic_loss, self.critic_optimizer, self.critic.parameters())
 
-        outputs = self.speed(self.actor, observations)[0]
-        value = self._mean(self.speed(self.critic, observations, torch.tanh(outputs))).mean()
+        outputs = self.computed(self.actor, observations)[0]
+        value = self._mean(self.computed(self.critic, observations, torch.tanh(outputs))).mean()
         excess = functional.relu(outputs.abs() - 2.0).square().mean()
         actor_loss = self._d4pg.saturation * excess - value
         norm = self.step(actor_loss, self.optimizer, self.actor.parameters())
         if (self.updates + 1) % self._d4pg.target_update_interval == 0:
             networks.polyak_update(self.target_actor, self.actor, 1.0)
             networks.polyak_update(self.target_critic, self.critic, 1.0)
-        metrics = {
+        return {
             "loss": float(critic_loss.detach()),
             "actor_loss": float(actor_loss.detach()),
             "value": float(value.detach()),
             "gradient_norm": norm,
             "critic_gradient_norm": critic_norm,
         }
-        return metrics, errors.detach().cpu().numpy()
 
     def _targets(self, windows: Windows) -> Tensor:
         """Return the critic's target distributions (B, atoms)."""
         returns, discounts, following = self.summed(windows)
-        actions = torch.tanh(self.speed(self.target_actor, following)[0])
-        logits = self.speed(self.target_critic, following, actions)
+        actions = torch.tanh(self.computed(self.target_actor, following)[0])
+        logits = self.computed(self.target_critic, following, actions)
         self.check_finite("action values", logits)
         return networks.project(functional.softmax(logits, 1), returns, discounts, self.atoms)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,7 +12,6 @@ from vinoreward.errors import ConfigError
 from vinoreward_actors.actor_learner.learners import networks
 from vinoreward_actors.actor_learner.learners.replay import ReplayConfig, ReplayLearner, Windows
 from vinoreward_actors.policies.distributions import Exploration
-from vinoreward_actors.policies.policy import Floats
 from vinoreward_actors.policies.spec import PolicySpec
 
 
@@ -83,33 +81,29 @@ class DQN(ReplayLearner):
         done = min(1.0, self.replay.inserted / self._dqn.epsilon_decay_steps)
         return Exploration(epsilon=start + done * (end - start))
 
-    def _learn(self, windows: Windows) -> tuple[dict[str, float], Floats]:
+    def _learn(self, windows: Windows) -> dict[str, float]:
         observations, actions = self.first(windows)
-        self.speed.probe(self.actor, observations)
         with torch.no_grad():
             targets = self.targets(windows, self._state_values, self._executed)
-        values = self.speed(self.actor, observations)[0]
+        values = self.computed(self.actor, observations)[0]
         chosen = values.gather(1, actions[:, None])[:, 0]
-        errors = functional.huber_loss(chosen, targets, reduction="none", delta=self._dqn.huber)
-        loss = (self.tensor(windows.weights) * errors).mean()
+        loss = functional.huber_loss(chosen, targets, delta=self._dqn.huber)
         norm = self.step(loss, self.optimizer, self.actor.parameters())
         if (self.updates + 1) % self._dqn.target_update_interval == 0:
             networks.polyak_update(self.target, self.actor, 1.0)
-        difference: Floats = (targets - chosen).detach().cpu().numpy()
-        metrics = {
+        return {
             "loss": float(loss.detach()),
             "value": float(chosen.detach().mean()),
-            "error": float(np.abs(difference).mean()),
+            "error": float((targets - chosen).detach().abs().mean()),
             "gradient_norm": norm,
         }
-        return metrics, difference
 
     def _state_values(self, observations: Tensor) -> Tensor:
-        q_values: Tensor = self.speed(self.target, observations)[0]
+        q_values: Tensor = self.computed(self.target, observations)[0]
         return (self._probabilities(observations, q_values) * q_values).sum(1)
 
     def _executed(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        q_values: Tensor = self.speed(self.target, observations)[0]
+        q_values: Tensor = self.computed(self.target, observations)[0]
         chosen = self._probabilities(observations, q_values).gather(1, actions[:, None])[:, 0]
         # log(0) is -infinity: the policy never takes this action.
         return chosen.log(), q_values.gather(1, actions[:, None])[:, 0]
@@ -120,7 +114,7 @@ class DQN(ReplayLearner):
         ``q_values`` (N, A) are the target network's.
         """
         if self._dqn.double:
-            q_values = self.speed(self.actor, observations)[0]
+            q_values = self.computed(self.actor, observations)[0]
         greedy = functional.one_hot(q_values.argmax(1), self.spec.actions).float()
         share = self._dqn.target_epsilon
         return (1.0 - share) * greedy + share / self.spec.actions

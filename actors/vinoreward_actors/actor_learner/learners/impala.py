@@ -38,7 +38,6 @@ class ImpalaConfig(LearnerConfig):
         correctors: one of role target, at most one of role policy_gradient.
         entropy_coef: weight of the entropy bonus.
         value_coef: weight of the squared error of values.
-        normalize_advantage: divide advantages by their standard deviation in the batch.
     """
 
     learning_rate: float = 6e-4
@@ -46,7 +45,6 @@ class ImpalaConfig(LearnerConfig):
     correctors: tuple[Corrector, ...] = (VTrace(),)
     entropy_coef: float = 0.01
     value_coef: float = 0.5
-    normalize_advantage: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,26 +91,22 @@ class Impala(ModuleLearner):
 
     def _values(self, observations: Tensor) -> Tensor:
         if self.critic is None:
-            return cast(Tensor, self.speed(self.actor, observations)[1])
-        return cast(Tensor, self.speed(self.critic, observations)[0][:, 0])
+            return cast(Tensor, self.computed(self.actor, observations)[1])
+        return cast(Tensor, self.computed(self.critic, observations)[0][:, 0])
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Make one step on several trajectories; see :meth:`Learner.update`."""
         batch = concatenate(self.spec, trajectories)
         observations = self.tensor(batch.observations.reshape(-1, *self.spec.observation_shape))
         actions = self.tensor(batch.actions.reshape(-1, *batch.actions.shape[2:]))
-        self.speed.probe(self.actor, observations)
-        outputs, values = self.speed(self.actor, observations)
+        outputs, values = self.computed(self.actor, observations)
         if self.critic is not None:
             values = self._values(observations)
         self.check_finite("outputs", outputs)
         self.check_finite("values", values)
         log_pi = networks.log_prob(self.spec, outputs, actions)
         corrected = self.correction(self._off_policy(batch, log_pi, values))
-        advantages = corrected.advantages
-        if self._config.normalize_advantage:
-            advantages = advantages / max(float(advantages.std()), 1e-6)
-        policy_loss = -(self.tensor(advantages).reshape(-1) * log_pi).mean()
+        policy_loss = -(self.tensor(corrected.advantages).reshape(-1) * log_pi).mean()
         value_loss = 0.5 * (self.tensor(corrected.targets).reshape(-1) - values).square().mean()
         entropy = networks.entropy(self.spec, outputs).mean()
         loss = (

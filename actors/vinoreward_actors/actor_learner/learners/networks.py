@@ -1,33 +1,21 @@
-"""Torch parts of learners: critics, probabilities of actions, and how networks are computed.
-
-Mixed precision serves only where a measurement shows it to be faster.
-"""
+"""Torch parts of learners: critics, and probabilities of actions."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import itertools
 import math
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vinoreward.errors import ConfigError
-from vinoreward_actors.policies.distributions import EDGE, LOG_STD
+from vinoreward_actors.policies.distributions import EDGE, LOG_STD, LOWEST_LOG
 from vinoreward_actors.policies.spec import Conv, Flatten, PolicySpec
 
 Module = TypeVar("Module", bound=nn.Module)
-Precision = Literal["auto", "fp32", "bf16"]
-MARGIN = 1.15
-"""Minimum speed-up of an alternative; less is noise, or not worth bfloat16's lower precision."""
-ROUNDS = 5
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -37,14 +25,18 @@ def gaussian(spec: PolicySpec, outputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_prob(spec: PolicySpec, outputs: Tensor, actions: Tensor) -> Tensor:
-    """Return the log probability (N,) of executed actions, (N,) int64 or (N, A) in [-1, 1]."""
+    """Return the log probability (N,) of executed actions, (N,) int64 or (N, A) in [-1, 1].
+
+    Densities are float64 and computed as actors do, so that identical networks have a ratio of 1.
+    """
     if spec.discrete:
         return functional.log_softmax(outputs, -1).gather(-1, actions[:, None])[:, 0]
-    mean, log_std = gaussian(spec, outputs)
-    bounded = actions.clamp(-EDGE, EDGE)
-    before = torch.atanh(bounded)
-    normal = -0.5 * ((before - mean) * torch.exp(-log_std)) ** 2 - log_std - HALF_LOG_TWO_PI
-    return (normal - torch.log1p(-(bounded**2))).sum(-1)
+    mean, log_std = gaussian(spec, outputs.double())
+    bounded = actions.double().clamp(-EDGE, EDGE)
+    apart = -0.5 * ((torch.atanh(bounded) - mean) / torch.exp(log_std)) ** 2
+    log_slope = torch.log1p(-bounded) + torch.log1p(bounded)
+    normal = apart.clamp(min=LOWEST_LOG) - log_std - HALF_LOG_TWO_PI
+    return (normal - log_slope).sum(-1)
 
 
 def entropy(spec: PolicySpec, outputs: Tensor) -> Tensor:
@@ -124,20 +116,6 @@ class Critic(nn.Module):
         return outputs
 
 
-class Twins(nn.Module):
-    """Two critics with one output each (Fujimoto et al. 2018)."""
-
-    def __init__(self, spec: PolicySpec, hidden: Sequence[int]) -> None:
-        super().__init__()
-        self.one = Critic(spec, hidden, 1)
-        self.other = Critic(spec, hidden, 1)
-
-    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return (N, 2)."""
-        both = [self.one(observations, actions), self.other(observations, actions)]
-        return torch.cat(both, 1)
-
-
 def frozen_copy(module: Module) -> Module:
     """Return a copy of a network, without gradients."""
     return copy.deepcopy(module).requires_grad_(False)
@@ -150,48 +128,6 @@ def polyak_update(target: nn.Module, module: nn.Module, share: float) -> None:
             old.lerp_(new, share)
 
 
-# How networks are computed
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A choice among equivalent ways to compute: its name, the median seconds of all, and why."""
-
-    name: str
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    why: str = ""
-
-
-def fastest(
-    candidates: Mapping[str, Callable[[], bool]],
-    *,
-    rounds: int = ROUNDS,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Choice:
-    """Time candidates in turns; return the fastest, or the first unless another clearly beats it.
-
-    A candidate computes once and returns whether the result is usable; it is timed for ``rounds``
-    calls after one warm-up call.
-    """
-    usable = [name for name, compute in candidates.items() if compute()]
-    default = next(iter(candidates))
-    times: dict[str, list[float]] = {name: [] for name in usable}
-    for _ in range(rounds):
-        # In turns, so that other load on the machine affects all of them equally.
-        for name in usable:
-            start = clock()
-            candidates[name]()
-            times[name].append(clock() - start)
-    seconds = {name: statistics.median(measured) for name, measured in times.items()}
-    best = min(usable, key=lambda name: seconds[name], default=default)
-    if best == default or default not in seconds:
-        return Choice(best, seconds, "nothing else was faster")
-    ratio = seconds[default] / max(seconds[best], 1e-12)
-    if ratio < MARGIN:
-        return Choice(default, seconds, f"{best} was only {ratio:.2f} times as fast")
-    return Choice(best, seconds, f"{ratio:.2f} times as fast as {default}")
-
-
 def has_bf16(device: torch.device) -> bool:
     """Whether a device has bfloat16 instructions rather than emulation."""
     if device.type == "cuda":
@@ -200,66 +136,3 @@ def has_bf16(device: torch.device) -> bool:
         return False
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
-class Speed:
-    """Computes networks in float32 or bfloat16; see LearnerConfig.
-
-    ``"auto"`` decides at the first call of :meth:`probe`.
-    """
-
-    def __init__(self, precision: Precision, device: torch.device) -> None:
-        if precision not in ("auto", "fp32", "bf16"):
-            raise ConfigError(field="precision", value=precision, expected="auto, fp32 or bf16")
-        self._device = device
-        self._ways: list[str] = ["fp32" if precision == "auto" else precision]
-        if precision == "auto" and has_bf16(device):
-            self._ways.append("bf16")
-        self.choice = Choice(self._ways[0], why="nothing else is possible here")
-        self._open = len(self._ways) > 1
-
-    def probe(self, module: nn.Module, *inputs: Tensor) -> None:
-        """Decide once, by a forward and backward pass of a copy of ``module`` on ``inputs``."""
-        if not self._open:
-            return
-        self._open = False
-        twin = copy.deepcopy(module)
-
-        def once(way: str) -> bool:
-            computed = self._compute(way, twin, *inputs)
-            outputs = [computed] if isinstance(computed, Tensor) else computed
-            losses = [part.square().mean() for part in outputs if part is not None]
-            torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-            gradients = [each.grad for each in twin.parameters() if each.grad is not None]
-            # Reading the sum waits for an asynchronous device.
-            total = torch.stack([gradient.sum() for gradient in gradients]).sum()
-            return bool(torch.isfinite(total))
-
-        self.choice = fastest({way: functools.partial(once, way) for way in self._ways})
-
-    def probe_largest(self, *networks: tuple[nn.Module, tuple[Tensor, ...]]) -> None:
-        """Decide once, with the network that has the most weights."""
-        sizes = [sum(each.numel() for each in module.parameters()) for module, _ in networks]
-        module, inputs = networks[sizes.index(max(sizes))]
-        self.probe(module, *inputs)
-
-    def __call__(self, module: nn.Module, *inputs: Tensor) -> Any:
-        """Return ``module(*inputs)`` as float32 tensors, computed the chosen way."""
-        return self._compute(self.choice.name, module, *inputs)
-
-    def _compute(self, way: str, module: nn.Module, *inputs: Tensor) -> Any:
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=way == "bf16"):
-            outputs = module(*inputs)
-        if isinstance(outputs, Tensor):
-            return outputs.float()
-        return tuple(part.float() if isinstance(part, Tensor) else part for part in outputs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the choice, so that a resumed run computes the same way."""
-        return {"name": self.choice.name, "why": self.choice.why, "open": self._open}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a choice if it is possible here; otherwise decide again."""
-        if state["name"] in self._ways:
-            self.choice = Choice(str(state["name"]), why=str(state["why"]))
-            self._open = bool(state["open"])

@@ -14,11 +14,7 @@ import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from stable_baselines3 import DQN, SAC, TD3
-from stable_baselines3.common.noise import (
-    NormalActionNoise,
-    OrnsteinUhlenbeckActionNoise,
-    VectorizedActionNoise,
-)
+from stable_baselines3.common.noise import NormalActionNoise, VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import FlattenExtractor, NatureCNN
@@ -217,14 +213,9 @@ def noise_of(model: OffPolicyAlgorithm, sigma: float | None) -> ActionNoise | No
         )
     if type(noise) is NormalActionNoise:
         return ActionNoise(_numbers(model, noise._mu), _numbers(model, noise._sigma))
-    if type(noise) is OrnsteinUhlenbeckActionNoise:
-        start = 0.0 if noise.initial_noise is None else noise.initial_noise
-        mean, sigmas = _numbers(model, noise._mu), _numbers(model, noise._sigma)
-        theta, dt = float(noise._theta), float(noise._dt)
-        return ActionNoise(mean, sigmas, theta=theta, dt=dt, start=_numbers(model, start))
     raise ConfigError(
-        f"the model's action noise is {type(noise).__name__}. Expected NormalActionNoise or "
-        "OrnsteinUhlenbeckActionNoise of stable_baselines3."
+        f"the model's action noise is {type(noise).__name__}. Expected NormalActionNoise of "
+        "stable_baselines3."
     )
 
 

@@ -57,8 +57,8 @@ class ActorSettings:
         try:
             values = json.loads(text)
             if values["noise"] is not None:
-                lists = {name: tuple(values["noise"][name]) for name in ("mean", "sigma", "start")}
-                values["noise"] = ActionNoise(**(values["noise"] | lists))
+                lists = {name: tuple(values["noise"][name]) for name in ("mean", "sigma")}
+                values["noise"] = ActionNoise(**lists)
             return cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(

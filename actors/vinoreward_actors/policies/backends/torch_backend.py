@@ -28,7 +28,6 @@ class TorchBackend(PolicyBackend):
     """
 
     name: ClassVar[str] = "torch"
-    autograd: ClassVar[bool] = True
 
     def __init__(self, batch: int) -> None:
         super().__init__(batch)
@@ -61,22 +60,10 @@ class TorchBackend(PolicyBackend):
     def _run(self, module: nn.Sequential, observations: npt.NDArray[Any]) -> Floats:
         torch = self._torch
         seen = torch.from_numpy(np.require(observations, requirements=["C", "W"]))
-        if self.autograd:
-            outputs = module(seen).detach()
-        else:
-            with torch.inference_mode():
-                outputs = module(seen)
-        return np.asarray(outputs.numpy())
+        return np.asarray(module(seen).detach().numpy())
 
     def _unload(self) -> None:
         self._module = None
-
-
-class TorchInferenceBackend(TorchBackend):
-    """The same without autograd."""
-
-    name: ClassVar[str] = "torch_inference"
-    autograd: ClassVar[bool] = False
 
 
 def _sequential(spec: PolicySpec, bounds: dict[str, ActivationRange]) -> nn.Sequential:
