@@ -100,10 +100,8 @@ def run(config: ScoreConfig) -> int:
     """Score every image, write table and report; return 0."""
     with Classifier(
         config.bundle,
-        backend=config.backend,
         precision="fp32",  # INT8 is checked for its decisions, not for the probabilities
         threshold=config.threshold,
-        guarded=config.on_ood == "withhold",
     ) as classifier:
         spec = classifier.bundle.spec
         # A link in somebody's dataset must not have us write elsewhere.

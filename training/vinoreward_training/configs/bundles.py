@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+import tyro
 from annotated_types import Ge, Gt, Le, Lt
 
 from vinoreward.images import MAX_VIEWS
@@ -110,7 +111,7 @@ class FinetuneConfig:
     """A capture, or any folder with one sub-folder of images per class."""
     out: Path = Path("runs/hover-classifier")
     """Run folder; the bundle is written to OUT/bundle. Default: runs/NAME, of the data."""
-    name: str = ""
+    name: tyro.conf.Suppress[str] = ""
     """Name of the bundle; default: from the data's folder, as hover-classifier from data/hover."""
     network: str = "squeezenet1_1"
     """squeezenet1_1, which gives way to fine_resnet where that learns more in the first epochs;
@@ -307,10 +308,6 @@ class ScoreConfig:
     next.success, else next.reward, if it has one."""
     threshold: Annotated[float, Ge(0), Le(1)] | None = None
     """Probability from which success is claimed; default: the bundle's."""
-    backend: str = "openvino"
-    """What runs the network, in FP32."""
-    on_ood: Literal["withhold", "ignore"] = "withhold"
-    """An image that is out of distribution is no success (withhold), or is not checked (ignore)."""
     overwrite: bool = False
     """Replace the scores that are there."""
 

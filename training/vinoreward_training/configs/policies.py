@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+import tyro
 from annotated_types import Ge
 
 from vinoreward_training.configs.task import (
@@ -74,7 +75,7 @@ class TrainConfig(RewardedTask):
     """Arguments of the algorithm, as Stable-Baselines3 names them."""
     eval_every: Count = 500
     """Steps between evaluations."""
-    eval_episodes: Count = 20
+    eval_episodes: tyro.conf.Suppress[Count] = 20
     """Episodes per evaluation."""
     final_episodes: Count = 100
     """Episodes of the final evaluation, which also confirms that the task is solved."""
