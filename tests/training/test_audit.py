@@ -33,7 +33,7 @@ from toy_environments import (
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision
-from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.errors import ConfigError, DatasetError, TooFewNegativesError
 from vinoreward.files import sha256
 from vinoreward.images import View
 from vinoreward.rewards.interventions import Intervention
@@ -357,7 +357,7 @@ def test_several_images_and_too_few_episodes_are_refused(
     views = save_views_bundle(tmp_path / "views")
     words = ["audit", "--bundle", str(views.path), "--data", str(tmp_path), "--env", "Toy-v0"]
     assert main(words) == 1 and "found --env" in capsys.readouterr().err
-    with pytest.raises(DatasetError, match=r"29 episodes with a failure.*at least 30"):
+    with pytest.raises(TooFewNegativesError, match=r"29 episodes with a failure.*at least 30"):
         audit(bundle, write_folder(tmp_path / "data", 29))
 
 

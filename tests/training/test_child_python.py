@@ -31,7 +31,8 @@ class Told:
 
 cluster = Cluster(1)
 try:
-    found = cluster.ray.get(cluster.remote(Told, num_cpus=0).remote().path.remote())
+    told = cluster.ray.remote(num_cpus=0)(Told).remote()
+    found = cluster.ray.get(told.path.remote())
 finally:
     cluster.close()
 print("there" if str(Path.cwd()) in found or "" in found else "None")
