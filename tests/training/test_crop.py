@@ -58,7 +58,7 @@ def test_a_training_reads_what_somebody_else_would_have_cut(
     assert found.images.shape[1:3] == (size or SIZE)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_bundle_and_the_commands_after_it_read_the_whole_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

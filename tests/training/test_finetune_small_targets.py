@@ -37,6 +37,7 @@ def config_of(folder: Path, **more: Any) -> FinetuneConfig:
     return dataclasses.replace(config, **more)
 
 
+@pytest.mark.full
 def test_where_the_usual_network_learns_nothing_finer_cells_are_tried_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

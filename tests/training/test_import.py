@@ -85,7 +85,13 @@ def test_an_imported_classifier_gives_the_probabilities_of_the_original(
             assert found == pytest.approx(by_hand(net, images), abs=1e-4)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod."])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "module._orig_mod.",
+        *(pytest.param(one, marks=pytest.mark.full) for one in ("module.", "_orig_mod.", "model.")),
+    ],
+)
 def test_what_a_wrapper_put_before_every_name_of_a_state_dict_is_taken_off(
     tmp_path: Path, prefix: str
 ) -> None:

@@ -47,7 +47,7 @@ class Grid(gym.Env[np.ndarray, Any]):
 gym.register("Grid-v0", entry_point=Grid)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("both", "algorithm"), [(False, "DQN"), (True, "PPO")])
 def test_a_grid_is_learned(tmp_path: Path, both: bool, algorithm: str) -> None:
     settings = SETTINGS.of(

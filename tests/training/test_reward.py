@@ -76,7 +76,7 @@ def test_photographs(
     assert len(capsys.readouterr().out.splitlines()) == 240
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_photographs_that_show_no_success(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,7 +111,7 @@ def test_views_that_cannot_be_captured_are_refused(
         capture.run(config)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_classifier_of_two_cameras_needs_both_on_every_backend(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,8 +78,12 @@ def shortened(words: list[str], page: dict[str, dict[str, str]]) -> list[str]:
     return [name, *options, *FLAGS.get(name, [])]
 
 
+# The others go the same way, in environments of other packages.
 @pytest.mark.slow
-@pytest.mark.parametrize("page", WALKS)
+@pytest.mark.parametrize(
+    "page",
+    [TRAINED, *(pytest.param(one, marks=pytest.mark.full) for one in WALKS if one != TRAINED)],
+)
 def test_a_walk(tmp_path: Path, page: str) -> None:
     packages, short = WALKS[page]
     walk, exports = commands_of(ROOT / "docs" / f"{page}.md")
