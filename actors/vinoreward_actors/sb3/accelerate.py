@@ -5,6 +5,9 @@ the network that chooses actions while experience is collected is run by another
 or INT8, and only if that is faster on this machine.
 """
 
+# pyright: reportPrivateUsage=false
+# Stable-Baselines3 has no public way to these.
+
 from __future__ import annotations
 
 import statistics

@@ -1,5 +1,8 @@
 """A model's acting network on a backend: its actions, its cost and its distance from the model."""
 
+# pyright: reportPrivateUsage=false
+# Stable-Baselines3 has no public way to these.
+
 from __future__ import annotations
 
 import statistics

@@ -77,7 +77,7 @@ class InlineEngine(Engine):
         if store != FULL_PRECISION:
             return
         for link in self._links:
-            link.learner_version = version
+            link.newest = version
         if self._compressor is not None:
             self._compressor.step()
 

@@ -28,23 +28,32 @@ class MemoryLink(ActorLink, CompressorLink):
     """Reads what its owner puts into ``stores``, by number, and keeps what is sent.
 
     Attributes:
+        newest: version of the learner's latest weights; its owner sets it.
         counts: what the actor has counted so far.
         pulled: the newest version of any weights that were pulled; -1 for none.
         sent: kinds and values of the messages; the owner takes them out.
     """
 
-    learner_version = NONE
-    stopped = False
-
     def __init__(
         self, stores: dict[int, Weights], trajectory: TrajectorySpec, number: int = 0
     ) -> None:
         self.stores = stores
+        self.newest = NONE
         self.counts: Counter[str] = Counter()
         self.pulled = NONE
         self.sent: list[tuple[str, Any]] = []
         self._spec, self._number = trajectory, number
         self._filled = np.zeros(0, np.uint8)
+
+    @property
+    def learner_version(self) -> int:
+        """The newest version of the learner's weights."""
+        return self.newest
+
+    @property
+    def stopped(self) -> bool:
+        """Never: its owner just calls no more."""
+        return False
 
     def report(self, kind: str, value: Any) -> None:
         """Keep a message."""

@@ -62,18 +62,19 @@ class RayLink(MemoryLink):
     def give(self, order: Order) -> None:
         """Take the stores of the learner's latest order."""
         self.given = order.stores
-        self.learner_version = order.stores[FULL_PRECISION].version
+        self.newest = order.stores[FULL_PRECISION].version
 
     def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
         """See :meth:`Link.pull`; None too if the payload was lost with its machine."""
         import ray
+        from ray.exceptions import RayError
 
         newest = self.given.get(store)
         if newest is None or newest.version <= have:
             return None
         try:
-            payload = ray.get(newest.body[0]) if newest.body else np.empty(0, np.uint8)
-        except ray.exceptions.RayError:
+            payload: Any = ray.get(newest.body[0]) if newest.body else np.empty(0, np.uint8)
+        except RayError:
             return None
         self.stores[store] = Weights(newest.header, payload, newest.version)
         return super().pull(store, have)
@@ -87,12 +88,12 @@ class RayProcess:
     """
 
     def __init__(self, paths: Sequence[str], number: int, config: bytes) -> None:
-        import ray
+        from ray import cloudpickle
 
         sys.path.extend(path for path in paths if path not in sys.path)
         self._number = number
         # As bytes until here: the user's classes in it are found only now.
-        self._config: EngineConfig = ray.cloudpickle.loads(config)
+        self._config: EngineConfig = cloudpickle.loads(config)
         self._link = RayLink(self._config.trajectory, number)
         self._generation = NONE
         self._runs: Actor | Compressor | None = None
