@@ -27,8 +27,8 @@ from vinoreward_actors.actor_learner.sampler import Sampler
 from vinoreward_actors.actor_learner.trainer import limiter_for
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import TrajectorySpec
+from vinoreward_actors.compression.compile import Compile
 from vinoreward_actors.compression.distill import Distill
-from vinoreward_actors.compression.graph import Compile
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.monitoring.indicators import KL, CumulativeReward
 from vinoreward_actors.monitoring.monitor import Monitor

@@ -16,7 +16,6 @@ import torch
 from actor_learner_parts import CARTPOLE, dqn, impala, training
 from engine_runs import PATIENCE, compressor_pushes, replay_training, segments
 from faulty_environments import Remembers, pushes_counted
-from vinoreward_actors.actor_learner.learners.sac import SAC, SACConfig
 from waiting import until
 
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
@@ -270,7 +269,6 @@ def test_a_learning_rate_that_was_lowered_is_what_is_gone_on_with():
         return [
             Impala(CARTPOLE, ImpalaConfig(learning_rate=rate)),
             D4PG(mlp(3, 1, head="tanh", hidden=(8,)), config),
-            SAC(mlp(3, 1, head="tanh_gaussian", hidden=(8,)), SACConfig(learning_rate=rate)),
         ]
 
     def rates(learner):
