@@ -45,8 +45,6 @@ _HEADS: Mapping[str, tuple[Head | None, Head | None]] = MappingProxyType(
         "impala": ("logits", "tanh_gaussian"),
         "dqn": ("q", None),
         "d4pg": (None, "tanh"),
-        "td3": (None, "tanh"),
-        "sac": (None, "tanh_gaussian"),
     }
 )
 ALGORITHMS = tuple(_HEADS)
@@ -70,7 +68,7 @@ def network(
     value = algorithm == "impala"
     if name in _CONVOLUTIONAL:
         return _convolutional(task, name, head, value)
-    dense = dense_layers(name)
+    dense = _dense_layers(name)
     if dense is None:
         raise ConfigError(
             f"no network {name!r}. Expected one of: {', '.join(NETWORKS)}; or another DEPTHxWIDTH, "
@@ -92,7 +90,7 @@ def network(
     )
 
 
-def dense_layers(name: str) -> tuple[tuple[int, ...], Activation] | None:
+def _dense_layers(name: str) -> tuple[tuple[int, ...], Activation] | None:
     """Return the widths and the activation of a name such as 2x64; None if it is no such name.
 
     The activation is tanh for 3x2048, as in ActorQ, and relu for all others.

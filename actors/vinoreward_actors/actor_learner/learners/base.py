@@ -86,7 +86,6 @@ class Consumption:
     trajectories: int  # per update; 0 for any number, even none (replay)
     sampled: int = 0  # transitions that one update samples from the replay; 0 without a replay
     minimum: int = 0  # transitions before the first update
-    any_age: bool = False  # whether old experience is as good as new, so that none is dropped
 
 
 class Learner(abc.ABC):
