@@ -150,6 +150,7 @@ def test_a_target_is_looked_at_in_the_last_evaluation_too(tmp_path):
 
 
 def test_the_same_weights_are_evaluated_once(tmp_path):
-    """Here nothing is pushed after the first; the step is that at which it was."""
-    trained(tmp_path, 900, "--push-period", "1000", every=300)
-    assert [row["step"] for row in rows_of(tmp_path, "evaluation")] == [0]
+    """Of 45 updates the 23rd is pushed, after 460 steps; only the second evaluation has news."""
+    one = "--learner", "trajectories", "1"
+    trained(tmp_path, 900, "--push-period", "23", *one, every=300)
+    assert [row["step"] for row in rows_of(tmp_path, "evaluation")] == [460]
