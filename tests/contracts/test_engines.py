@@ -22,7 +22,6 @@ from engine_runs import (
     take,
     until,
 )
-from vinoreward_actors.compression.graph import Compile
 
 from vinoreward.errors import ConfigError
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
@@ -33,6 +32,7 @@ from vinoreward_actors.actor_learner.trainer import make_engine
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, Trajectory
 from vinoreward_actors.compression.chain import CompressorChain
+from vinoreward_actors.compression.compile import Compile
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.policies.policy import forward
 from vinoreward_actors.policies.spec import mlp

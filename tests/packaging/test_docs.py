@@ -210,12 +210,12 @@ def test_the_documented_training_of_actors_runs(project_root: Path, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("stable_baselines3") is None, reason="needs Stable-Baselines3")
-def test_the_documented_learner_of_stable_baselines3(project_root: Path, tmp_path: Path) -> None:
-    from stable_baselines3 import SAC
+def test_the_documented_training_of_stable_baselines3(project_root: Path, tmp_path: Path) -> None:
+    from stable_baselines3 import PPO
 
-    code = block(project_root / "docs" / "compressed-actors.md", "SB3Learner")
-    run_example(code, tmp_path, ("5_000", "160"), ("learning_starts=500", "learning_starts=60"))
-    assert SAC.load(tmp_path / "sac_pendulum").num_timesteps >= 160
+    code = block(project_root / "docs" / "compressed-actors.md", "accelerate(model)")
+    run_example(code, tmp_path, ("100_000", "100"), ("[2048] * 3", "[16]"))
+    assert PPO.load(tmp_path / "cartpole").num_timesteps >= 100
 
 
 @pytest.mark.slow

@@ -96,4 +96,3 @@ def test_a_learner() -> None:
     pytest.importorskip("torch")
     made = build(ActorsConfig(task="CartPole-v0", algorithm="mine", network="1x8"))
     assert type(made.learner).__name__ == "Mine" and made.learner.spec.head == "logits"
-    made.close()

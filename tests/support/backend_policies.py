@@ -35,6 +35,18 @@ SPECS = {
         observation_dtype="uint8",
         scale=1 / 255,
     ),
+    "smooth": PolicySpec(
+        observation_shape=(2, 9, 8),
+        layers=(
+            Conv("conv0", 2, 8, 3, 1, "silu"),
+            Flatten(),
+            Dense("dense0", 8 * 7 * 6, 24, "elu"),
+            Dense("dense1", 24, 16, "silu"),
+            Dense("head", 16, 5),
+        ),
+        head="logits",
+        actions=5,
+    ),
 }
 PRECISIONS = ("fp32", "fp16", "8 bits", "4 bits", "int8", "int8 but the first")
 # Above the sizes from which weights are compiled in, or turned: other code than for small ones.

@@ -5,7 +5,6 @@ from .learners.base import Learner
 from .learners.d4pg import D4PG, D4PGConfig
 from .learners.dqn import DQN, DQNConfig
 from .learners.impala import Impala, ImpalaConfig
-from .learners.sb3 import SB3Config, SB3Learner
 from .progress import Progress, Summary
 from .trainer import ActorLearner
 
@@ -23,7 +22,5 @@ __all__ = [
     "Learner",
     "Player",
     "Progress",
-    "SB3Config",
-    "SB3Learner",
     "Summary",
 ]

@@ -44,9 +44,8 @@ class ActorLearnerConfig:
             earlier than ``pull_period`` if necessary. Learners with a replay use all ages.
         max_staleness: instead of compressed weights that are more pushes behind, actors use the
             learner's own. At most ``max_lag`` where that applies.
-        samples_per_insert: transitions sampled per inserted transition, for learners with our
-            replay; both sides wait for each other. Stable-Baselines3's learners use
-            ``train_freq`` and ``gradient_steps`` instead.
+        samples_per_insert: transitions sampled per inserted transition, for learners with a
+            replay; both sides wait for each other.
         evaluate_every: environment steps between two evaluations. A separate process plays them
             while training continues: the learner's policy and its compressed version, greedy, on
             the same episodes; one evaluation at a time, no version twice. None: every 5000 steps if

@@ -97,7 +97,7 @@ class Controller:
         chain: CompressorChain | None,
         monitor: Monitor | None,
     ) -> None:
-        if monitor is not None and learner.spec.head == "tanh" and not learner.exploration.unit:
+        if monitor is not None and learner.spec.head == "tanh" and not learner.exploration.sigma:
             raise ConfigError(
                 "a monitor cannot compare actions of a tanh head without exploration. Expected a "
                 "sigma above 0, the unit of action differences, or no monitor."
@@ -159,8 +159,6 @@ class Controller:
             before,
             epsilon=round(explore.epsilon, 3),
             sigma=round(explore.sigma, 3),
-            uniform=explore.uniform,
-            noise=explore.noise,
             pull_period=self._config.pull_period,
         )
         if monitor is None:

@@ -36,7 +36,6 @@ class Progress:
         compressor: its reports since the last progress.
         evaluations: finished since the last progress.
         ended: episodes finished since the last progress.
-        pushed: whether this update's weights were pushed to actors.
     """
 
     steps: int
@@ -51,7 +50,6 @@ class Progress:
     compressor: tuple[dict[str, Any], ...] = ()
     ended: tuple[Episode, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
-    pushed: bool = True
 
 
 @dataclass(frozen=True)

@@ -58,15 +58,13 @@ class Sampler:
         if batch is None:
             return None
         trajectories = self._taken(stack, batch)
-        if not needs.any_age:
-            oldest = version - self._config.max_lag
-            young = [one for one in trajectories if int(one.versions.min()) >= oldest]
-            self.dropped += len(trajectories) - len(young)
-            trajectories = young
-        if len(self._pending) + len(trajectories) < needs.trajectories:
-            self._pending += [one.copy() for one in trajectories]
+        oldest = version - self._config.max_lag
+        young = [one for one in trajectories if int(one.versions.min()) >= oldest]
+        self.dropped += len(trajectories) - len(young)
+        if len(self._pending) + len(young) < needs.trajectories:
+            self._pending += [one.copy() for one in young]
             return None
-        return self._released() + trajectories
+        return self._released() + young
 
     def _for_replay(self, stack: ExitStack) -> list[Trajectory] | None:
         may = False

@@ -84,8 +84,8 @@ class ActorLearner:
             "learner",
             learner,
             Learner,
-            "a learner, such as Impala, DQN or SB3Learner",
-            "wrap a model of Stable-Baselines3: SB3Learner(model, SB3Config())",
+            "a learner: Impala, DQN or D4PG",
+            "for a model of Stable-Baselines3 use accelerate(model).learn(...)",
         )
         self.learner, self.monitor = learner, monitor
         if isinstance(environment, str):
@@ -250,7 +250,7 @@ def engine_config(
     spec, needs = learner.spec, learner.consumption
     per_actor = -(-needs.trajectories // config.actors)
     # A learner with a replay uses old trajectories, too.
-    fresh = needs.trajectories > 0 and not needs.any_age
+    fresh = needs.trajectories > 0
     staleness = min(config.max_staleness, config.max_lag) if fresh else config.max_staleness
     return EngineConfig(
         actor=ActorConfig(

@@ -328,5 +328,4 @@ class Loop:
             compressor=tuple(messages.compressor),
             ended=tuple(episode for _, episode in messages.episodes),
             evaluations=tuple(evaluations),
-            pushed=self._pushed_at == self._learner.updates,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -15,9 +15,8 @@ from vinoreward_actors.command.stages import chain_of, correctors_of, monitor_of
 from vinoreward_actors.compression import Compile, Quantize
 from vinoreward_actors.policies.backends.base import BACKENDS
 from vinoreward_actors.policies.backends.choice import AUTO, fastest
-from vinoreward_actors.tasks.lookup import Task, find_task, make_task
-from vinoreward_actors.tasks.networks import dense_layers, network
-from vinoreward_training.policy.checkpoint import build_model
+from vinoreward_actors.tasks.lookup import Task, find_task
+from vinoreward_actors.tasks.networks import network
 from vinoreward_training.runs.settings import converted
 from vinoreward_training.tasks.trust import names_function
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from vinoreward_actors.policies.spec import PolicySpec
 
 FACTORY = "vinoreward_actors.tasks.lookup:make_task"
-SB3 = {"sac": "SAC", "td3": "TD3"}
-"""Algorithms whose learner is Stable-Baselines3's."""
 SAMPLES_PER_INSERT = 8.0
 """Default of ``--learner samples_per_insert`` for algorithms with a replay."""
 TRAINING_ONLY = ("terminal_on_life_loss", "clip_reward")
@@ -50,8 +47,6 @@ class Parts:
     environment: EnvironmentSpec
     """Of actors."""
     settings: ActorLearnerConfig
-    close: Callable[[], None]
-    """Releases what the learner opened."""
 
     def warm(self, progress: Progress) -> bool:
         """Return whether actors act with their final kind of weights: profiles start there."""
@@ -81,7 +76,7 @@ def build(config: ActorsConfig) -> Parts:
     allowed = {
         "engine": tuple(ENGINES),
         "backend": (AUTO, *BACKENDS.names()),
-        "algorithm": (*LEARNERS.names(), *SB3),
+        "algorithm": tuple(LEARNERS.names()),
     }
     for name, known in allowed.items():
         if getattr(config, name) not in known:
@@ -97,7 +92,7 @@ def build(config: ActorsConfig) -> Parts:
     chain = chain_of(
         config.compress, config.backend, lambda name: network(task, name, config.algorithm)
     )
-    learner, close = learner_of(config, task)
+    learner = learner_of(config, task)
     if config.backend == AUTO:
         shared["backend"] = fastest(learner.spec, config.environments)
         _choose(chain, learner.spec, config.environments)
@@ -106,7 +101,7 @@ def build(config: ActorsConfig) -> Parts:
     )
     monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period)
     environment = _environment(config, config.env_kwargs)
-    return Parts(task, learner, chain, monitor, environment, settings, close)
+    return Parts(task, learner, chain, monitor, environment, settings)
 
 
 def _choose(chain: CompressorChain | None, spec: PolicySpec, batch: int) -> None:
@@ -117,10 +112,8 @@ def _choose(chain: CompressorChain | None, spec: PolicySpec, batch: int) -> None
     chain.add(Compile(fastest(chain.largest(spec), batch, int8=int8)))
 
 
-def learner_of(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
-    """Return the learner, and a function that releases what it opened."""
-    if config.algorithm in SB3:
-        return _sb3(config, task)
+def learner_of(config: ActorsConfig, task: Task) -> Learner:
+    """Return the learner."""
     kind, settings = settings_of(config)
     spec = network(task, config.network, config.algorithm)
     try:
@@ -128,18 +121,15 @@ def learner_of(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], 
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, VinorewardError):
             raise
-        raise ConfigError(_refused(config, "PyTorch", error)) from error
-    return made, lambda: None
-
-
-def _refused(config: ActorsConfig, by: str, error: BaseException) -> str:
-    # Only the first line: PyTorch's further lines describe its own calls.
-    first = (str(error) or type(error).__name__).splitlines()[0]
-    return (
-        f"{by} refused {config.algorithm} with --learner {config.learner}: {first}. Expected "
-        "settings and a task that it supports, of a size that fits this machine; change --learner "
-        "or --network."
-    )
+        # Only the first line: PyTorch's further lines describe its own calls.
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            field="learner",
+            value=config.learner,
+            expected=f"settings that PyTorch accepts for {config.algorithm}, and a network that "
+            f"fits this machine; it says: {first}",
+        ) from error
+    return made
 
 
 def settings_of(config: ActorsConfig) -> tuple[Any, Any]:
@@ -174,45 +164,6 @@ def _learner_value(name: str, config: ActorsConfig, hint: Any, default: Any = No
         return converted(value, hint)
     except ValueError as error:
         raise ConfigError(field="learner", value={name: value}, expected=str(error)) from error
-
-
-def _sb3(config: ActorsConfig, task: Task) -> tuple[Learner, Callable[[], None]]:
-    """Return a Stable-Baselines3 model as learner."""
-    from torch import nn
-
-    from vinoreward_actors.actor_learner.learners.sb3 import SB3Config, SB3Learner
-
-    arguments: dict[str, Any] = dict(config.learner)
-    if len(task.observation_shape) != 3:  # an image's network is CnnPolicy's
-        name = config.network or ("2x256" if task.network == "original" else task.network)
-        dense = dense_layers(name)
-        if dense is None:
-            raise ConfigError(
-                field="network",
-                value=name,
-                expected=f"DEPTHxWIDTH with {config.algorithm}, or none for images, which "
-                "Stable-Baselines3's CnnPolicy handles",
-            )
-        arguments["policy_kwargs"] = {
-            "net_arch": list(dense[0]),
-            "activation_fn": nn.Tanh if dense[1] == "tanh" else nn.ReLU,
-        }
-    options: dict[str, Any] = dict(config.env_kwargs)
-    env = make_task(config.task, config.seed, **options)
-    size = max(1000, config.steps)
-    try:
-        model: Any = build_model(
-            SB3[config.algorithm], env, arguments, seed=config.seed, replay_size=size
-        )
-    except ConfigError as error:
-        env.close()
-        raise ConfigError(
-            _refused(config, "Stable-Baselines3", error.__cause__ or error)
-        ) from error
-    # Without noise, TD3 stops exploring after its first steps.
-    sigma = 0.1 if config.algorithm == "td3" else None
-    settings = SB3Config(total_steps=config.steps, sigma=sigma, seed=config.seed)
-    return SB3Learner(model, settings), env.close
 
 
 def evaluation_options(config: ActorsConfig) -> dict[str, Any]:

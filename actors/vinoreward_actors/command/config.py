@@ -61,7 +61,7 @@ class ActorsConfig:
     """A task of the papers (cheetah-run, pong, CartPole-v0, PandaHover-v0), or the id of a
     Gymnasium environment; dm_control/DOMAIN-TASK-v0 are Shimmy's, ALE/Game-v5 are ale-py's."""
     algorithm: str = "impala"
-    """impala, dqn or d4pg; sac and td3 are Stable-Baselines3's."""
+    """impala, dqn or d4pg."""
     network: str | None = None
     """3x2048, 2x256, any DEPTHxWIDTH; for images original, net1, net2, net3, nature. None: as in
     the task's paper."""

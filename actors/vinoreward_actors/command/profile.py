@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import statistics
 from collections.abc import Mapping
@@ -55,22 +54,22 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
     torch.set_num_threads(1)
     config = dataclasses.replace(config, resume=False, evaluate_every=0)
     print(f"measuring {steps} steps with compress={config.compress}", flush=True)
-    with contextlib.closing(build(config)) as parts:
-        owner = parts.trainer(config, None)
-        start: Breakdown | None = None
-        calls = 0
-        reports: list[Mapping[str, Any]] = []
+    parts = build(config)
+    owner = parts.trainer(config, None)
+    start: Breakdown | None = None
+    calls = 0
+    reports: list[Mapping[str, Any]] = []
 
-        def watch(progress: Progress) -> bool:
-            nonlocal start, calls
-            calls += 1
-            reports.extend(progress.compressor)
-            if start is None and calls > 1 and parts.warm(progress):
-                start = owner.profile()[0]
-            return False
+    def watch(progress: Progress) -> bool:
+        nonlocal start, calls
+        calls += 1
+        reports.extend(progress.compressor)
+        if start is None and calls > 1 and parts.warm(progress):
+            start = owner.profile()[0]
+        return False
 
-        summary = owner.learn(steps, watch)
-        reports.extend(summary.compressor)
+    summary = owner.learn(steps, watch)
+    reports.extend(summary.compressor)
     if parts.chain is not None and start is None:
         errors = [str(one["error"]) for one in reports if "error" in one]
         why = f": {errors[-1].rstrip('.')}" if errors else ""
@@ -92,11 +91,11 @@ def measure(config: ActorsConfig, steps: int) -> Measured:
 def profile(config: ActorsConfig) -> None:
     """Measure full-precision actors, and compressed ones if there is a chain; print advice."""
     steps = config.profile_only or 0
-    with contextlib.closing(build(config)) as parts:
-        table = [
-            {"backend": name, "µs per call": f"{1e6 * seconds:.1f}"}
-            for name, seconds in backends.measure(parts.learner.spec, config.environments).items()
-        ]
+    spec = build(config).learner.spec
+    table = [
+        {"backend": name, "µs per call": f"{1e6 * seconds:.1f}"}
+        for name, seconds in backends.measure(spec, config.environments).items()
+    ]
     print(f"backends on this machine, {config.environments} observations a call")
     print(f"{aligned(table, left=1, indent=2)}\n", flush=True)
     with RunFolder(config.out, recorded(config), resume=config.resume) as folder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import io
@@ -65,10 +64,8 @@ def train(config: ActorsConfig) -> Outcome | None:
     if config.resume and finished(config.out, config):
         return None
     # Built first: settings that cannot be are not recorded in the run's folder.
-    with (
-        contextlib.closing(build(config)) as parts,
-        RunFolder(config.out, recorded(config), resume=config.resume) as folder,
-    ):
+    parts = build(config)
+    with RunFolder(config.out, recorded(config), resume=config.resume) as folder:
         return _train(config, parts, parts.trainer(config, folder), folder)
 
 

@@ -104,11 +104,7 @@ def _checked(config: ActorsConfig, before: ActorsConfig | None) -> ActorsConfig:
             expected="only the environment's own options",
             remedy="change `task` or `seed`",
         )
-    if config.algorithm not in ("sac", "td3"):
-        return config
-    # Recorded, because a replay in a checkpoint keeps its size when --steps grows.
-    learner = {"buffer_size": max(1000, config.steps), **config.learner}
-    return dataclasses.replace(config, learner=learner)
+    return config
 
 
 SETTINGS: Settings[ActorsConfig] = Settings(

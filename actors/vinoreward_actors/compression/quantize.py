@@ -198,7 +198,13 @@ def measure(policy: Policy, observations: Observations) -> dict[str, Bounds]:
 
 def limits(spec: PolicySpec) -> dict[str, Bounds]:
     """Return the bounds of each layer's input for any observation."""
-    bounds = {"tanh": (-1.0, 1.0), "relu": (0.0, math.inf), "none": (-math.inf, math.inf)}
+    bounds = {
+        "tanh": (-1.0, 1.0),
+        "relu": (0.0, math.inf),
+        "elu": (-1.0, math.inf),
+        "silu": (-0.2785, math.inf),
+        "none": (-math.inf, math.inf),
+    }
     pixels = spec.observation_dtype == "uint8"
     limit = {spec.weighted[0].name: (0.0, 255.0 * spec.scale) if pixels else bounds["none"]}
     for layer, reader in itertools.pairwise(spec.weighted):

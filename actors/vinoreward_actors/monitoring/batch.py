@@ -159,7 +159,7 @@ class MonitorBatch:
                 raise InputError(
                     f"the monitor got {name} of shape {array.shape}. Expected {shape}."
                 )
-        if self.spec.head == "tanh" and self.exploration.unit <= 0.0:
+        if self.spec.head == "tanh" and self.exploration.sigma <= 0.0:
             raise ConfigError(
                 "the monitor got a tanh head without exploration. Expected a sigma above 0: it is "
                 "the unit of action differences."
@@ -243,7 +243,7 @@ class MonitorBatch:
         """Return (N,) root mean square difference of ``tanh`` heads' actions, in sigmas."""
         other = self.reference(against).astype(np.float64)
         apart = np.tanh(self.mu.astype(np.float64)) - np.tanh(other)
-        errors: Doubles = np.sqrt((apart**2).mean(1)) / self.exploration.unit
+        errors: Doubles = np.sqrt((apart**2).mean(1)) / self.exploration.sigma
         return np.where(np.isfinite(errors), errors, np.inf)
 
     def _divergences(self, direction: Direction, against: Against) -> Doubles:

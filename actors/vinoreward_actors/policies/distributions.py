@@ -1,8 +1,7 @@
 """Distributions: from a head's outputs to actions and their probabilities, in NumPy.
 
 Exploration is part of the distribution: an action's probability is that under the policy that
-acted, noise before the tanh included. Noise after the tanh is added and clipped to [-1, 1]; the
-probabilities of such actions are not computed, and no learner here reads them.
+acted, noise before the tanh included.
 """
 
 from __future__ import annotations
@@ -29,40 +28,16 @@ EDGE = 1.0 - 1e-6
 
 
 @dataclass(frozen=True)
-class ActionNoise:
-    """Independent Gaussian noise on actions, after the tanh."""
-
-    mean: tuple[float, ...]
-    """One number per action or one for all, in units of [-1, 1], like the other."""
-    sigma: tuple[float, ...]
-    """Standard deviations, likewise; at least 0."""
-
-    def __post_init__(self) -> None:
-        if not all(map(math.isfinite, [*self.mean, *self.sigma])) or min(self.sigma) < 0:
-            raise ConfigError(
-                f"the action noise is {self}. Expected finite numbers and sigma of at least 0."
-            )
-
-    @property
-    def unit(self) -> float:
-        """Root mean square of the standard deviations over actions."""
-        return math.sqrt(sum(each**2 for each in self.sigma) / len(self.sigma))
-
-
-@dataclass(frozen=True)
 class Exploration:
     """How an actor deviates from its network's best action."""
 
     epsilon: float = 0.0
     """Probability of a uniformly random action; for ``q`` heads."""
     sigma: float = 0.0
-    """Standard deviation of Gaussian noise before the tanh; for ``tanh`` heads."""
+    """Standard deviation of Gaussian noise before the tanh; for ``tanh`` heads, and the unit of
+    differences between their actions."""
     greedy: bool = False
     """Take the most probable action; for evaluation."""
-    uniform: bool = False
-    """Take uniformly random actions in [-1, 1] and ignore the network; not for discrete actions."""
-    noise: ActionNoise | None = None
-    """On the action, after the tanh; for ``tanh`` heads and uniform actions."""
 
     def __post_init__(self) -> None:
         if not (0.0 <= self.epsilon <= 1.0 and 0.0 <= self.sigma < 100.0):
@@ -70,16 +45,6 @@ class Exploration:
                 f"exploration has epsilon={self.epsilon} and sigma={self.sigma}. Expected epsilon "
                 "from 0 to 1 and sigma of at least 0."
             )
-        if self.noise is not None and self.sigma:
-            raise ConfigError(
-                f"exploration has sigma={self.sigma} before and {self.noise} after the tanh. "
-                "Expected only one of them."
-            )
-
-    @property
-    def unit(self) -> float:
-        """Standard deviation of a ``tanh`` head's noise; the unit of action differences."""
-        return self.sigma if self.noise is None else self.noise.unit
 
 
 @dataclass(frozen=True)
@@ -89,8 +54,7 @@ class Acted:
     actions: npt.NDArray[np.generic]
     """(N,) int64, or (N, A) float32 in [-1, 1]."""
     log_mu: Floats
-    """(N,) natural logarithm of each action's probability or density; 0 if deterministic, and for
-    noise after the tanh."""
+    """(N,) natural logarithm of each action's probability or density; 0 if deterministic."""
 
 
 def log_softmax(logits: Outputs) -> Doubles:
@@ -129,11 +93,7 @@ def act(
     random: np.random.Generator,
     exploration: Exploration = Exploration(),
 ) -> Acted:
-    """Sample actions from a head's outputs (N, K).
-
-    Raises:
-        ConfigError: noise after the tanh for a head with its own noise.
-    """
+    """Sample actions from a head's outputs (N, K)."""
     count = len(outputs)
     if spec.discrete:
         if exploration.greedy:
@@ -145,8 +105,6 @@ def act(
             noisy[logs <= LOWEST_LOG] = -np.inf
         actions = noisy.argmax(1).astype(np.int64)
         return Acted(actions, logs[np.arange(count), actions].astype(np.float32))
-    if not exploration.greedy and (exploration.uniform or exploration.noise is not None):
-        return _act_after_tanh(spec, outputs, random, exploration)
     mean, log_std = gaussian(spec, outputs, exploration.sigma)
     if exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0):
         return Acted(np.tanh(mean).astype(np.float32), np.zeros(count, dtype=np.float32))
@@ -154,30 +112,6 @@ def act(
     actions = np.clip(np.tanh(before), -EDGE, EDGE).astype(np.float32)
     log_mu = _squashed_log_density(actions, mean, log_std)
     return Acted(actions, log_mu.astype(np.float32))
-
-
-def _act_after_tanh(
-    spec: PolicySpec, outputs: Outputs, random: np.random.Generator, exploration: Exploration
-) -> Acted:
-    """Sample uniform actions or a ``tanh`` head's, with noise on them."""
-    shape, noise = (len(outputs), spec.actions), exploration.noise
-    chosen = random.uniform(-1.0, 1.0, shape) if exploration.uniform else _best(spec, outputs)
-    log_mu = np.zeros(len(outputs), dtype=np.float32)
-    if noise is None:
-        log_mu -= np.float32(spec.actions * math.log(2.0))
-    else:
-        drawn = np.asarray(noise.mean) + np.asarray(noise.sigma) * random.standard_normal(shape)
-        chosen = np.clip(chosen + drawn, -1.0, 1.0)
-    return Acted(chosen.astype(np.float32), log_mu)
-
-
-def _best(spec: PolicySpec, outputs: Outputs) -> Doubles:
-    if spec.head != "tanh":
-        raise ConfigError(
-            f"exploration puts noise on the actions of a {spec.head} head. Expected none: the "
-            "probability of the sum is unknown, and the head explores by itself."
-        )
-    return np.tanh(outputs.astype(np.float64))
 
 
 def _squashed_log_density(actions: Outputs, mean: Doubles, log_std: Doubles) -> Doubles:
@@ -200,16 +134,8 @@ def log_prob(
     ``actions`` are (N,) integers, or (N, A) in [-1, 1].
 
     Raises:
-        ConfigError: a deterministic policy, or noise after the tanh.
+        ConfigError: a deterministic policy.
     """
-    if not spec.discrete and not exploration.greedy:
-        if exploration.noise is not None:
-            raise ConfigError(
-                "the log probability under noise after the tanh is not computed. Expected noise "
-                "before the tanh: a sigma."
-            )
-        if exploration.uniform:
-            return np.full(len(outputs), -spec.actions * math.log(2.0))
     if exploration.greedy or (spec.head == "tanh" and exploration.sigma == 0.0):
         raise ConfigError(
             "a policy without exploration has no log probability. Expected an epsilon, a sigma or "
@@ -229,7 +155,7 @@ def entropy(
     if spec.discrete:
         logs = log_probabilities(spec, outputs, exploration.epsilon)
         return np.asarray(-(np.exp(logs) * logs).sum(1))
-    _, log_std = gaussian(spec, outputs, exploration.unit)
+    _, log_std = gaussian(spec, outputs, exploration.sigma)
     return np.asarray((log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(1))
 
 
@@ -253,13 +179,13 @@ def kl(
         logs_p, logs_q = np.maximum(logs_p, LOWEST_LOG), np.maximum(logs_q, LOWEST_LOG)
         rows: Doubles = np.exp(logs_p) * (logs_p - logs_q)
         return np.asarray(np.maximum(rows.sum(1), 0.0))
-    if spec.head == "tanh" and exploration.unit == 0.0:
+    if spec.head == "tanh" and exploration.sigma == 0.0:
         raise ConfigError(
             "two policies without noise have no finite divergence. Expected a sigma: the unit of "
             "action differences."
         )
-    mean_p, log_p = gaussian(spec, outputs_p, exploration.unit)
-    mean_q, log_q = gaussian(spec, outputs_q, exploration.unit)
+    mean_p, log_p = gaussian(spec, outputs_p, exploration.sigma)
+    mean_q, log_q = gaussian(spec, outputs_q, exploration.sigma)
     ratio = np.exp(2.0 * (log_p - log_q))
     apart = (mean_p - mean_q) ** 2 * np.exp(-2.0 * log_q)
     rows = ratio + apart - 1.0 - 2.0 * (log_p - log_q)

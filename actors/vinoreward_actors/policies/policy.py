@@ -207,22 +207,33 @@ def quantized(values: Floats, bounds: ActivationRange) -> Floats:
     return (levels * step + bounds.low).astype(np.float32)
 
 
-def _activated(values: Floats, activation: Activation) -> Floats:
-    if activation == "none":
-        return values
-    return np.tanh(values) if activation == "tanh" else np.maximum(values, np.float32(0.0))
+def activated(values: Floats, activation: Activation) -> Floats:
+    """Return the activation of values, of the same shape."""
+    if activation == "tanh":
+        return np.tanh(values)
+    if activation == "relu":
+        return np.maximum(values, np.float32(0.0))
+    if activation == "elu":
+        zero = np.float32(0.0)
+        elu: Floats = np.maximum(values, zero) + np.expm1(np.minimum(values, zero))
+        return elu
+    if activation == "silu":  # by the tanh, because an exponential can overflow
+        half = np.float32(0.5)
+        silu: Floats = values * (half + half * np.tanh(half * values))
+        return silu
+    return values
 
 
 def _apply(layer: Dense | Conv, values: Floats, weight: Floats, bias: Floats) -> Floats:
     if isinstance(layer, Dense):
-        return _activated(values @ weight.T + bias, layer.activation)
+        return activated(values @ weight.T + bias, layer.activation)
     kernel = (layer.kernel, layer.kernel)
     windows = np.lib.stride_tricks.sliding_window_view(values, kernel, axis=(2, 3))
     windows = windows[:, :, :: layer.stride, :: layer.stride]
     count, _, rows, columns = windows.shape[:4]
     patches = windows.transpose(0, 2, 3, 1, 4, 5).reshape(count, rows, columns, -1)
     summed = patches @ weight.reshape(layer.outputs, -1).T + bias
-    return _activated(np.ascontiguousarray(summed.transpose(0, 3, 1, 2)), layer.activation)
+    return activated(np.ascontiguousarray(summed.transpose(0, 3, 1, 2)), layer.activation)
 
 
 def layer_inputs(policy: Policy, observations: npt.NDArray[np.generic]) -> dict[str, Floats]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from vinoreward.errors import ConfigError
 
-Activation = Literal["none", "relu", "tanh"]
+Activation = Literal["none", "relu", "tanh", "elu", "silu"]
 Head = Literal["logits", "q", "tanh_gaussian", "tanh"]
 ObservationType = Literal["float32", "uint8"]
 MAX_SIDE = 65_536

@@ -7,14 +7,19 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vinoreward.errors import ConfigError, InputError
 from vinoreward_actors.policies.policy import Parameter, Policy
 from vinoreward_actors.policies.spec import Activation, Conv, Dense, PolicySpec
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu, "tanh": torch.tanh, "none": lambda values: values,
-}  # fmt: skip
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "elu": functional.elu,
+    "silu": functional.silu,
+    "none": lambda values: values,
+}
 
 
 def empty_module(layer: Dense | Conv) -> nn.Module:

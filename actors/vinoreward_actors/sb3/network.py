@@ -20,7 +20,12 @@ from vinoreward.errors import ConfigError
 from vinoreward_actors.policies.policy import Floats, Parameter, Policy
 from vinoreward_actors.policies.spec import Activation, Conv, Dense, Flatten, Layer, PolicySpec
 
-_ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
+_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.ReLU: "relu",
+    nn.Tanh: "tanh",
+    nn.ELU: "elu",
+    nn.SiLU: "silu",
+}
 
 
 def acting_policy(model: BaseAlgorithm) -> Policy:
@@ -148,8 +153,8 @@ def _unsupported(module: nn.Module) -> ConfigError:
     return ConfigError(
         field="model",
         value=str(module).splitlines()[0],
-        expected="linear layers and square convolutions, each followed by ReLU, Tanh or nothing, "
-        "after a FlattenExtractor or NatureCNN",
+        expected="linear layers and square convolutions, each followed by ReLU, Tanh, ELU, SiLU or "
+        "nothing, after a FlattenExtractor or NatureCNN",
     )
 
 

@@ -39,18 +39,6 @@ _CONVOLUTIONAL: Mapping[str, tuple[tuple[tuple[int, int, int], ...], int]] = Map
 NETWORKS = ("3x2048", "2x256", *_CONVOLUTIONAL)
 """Names of networks; any other DEPTHxWIDTH is one too."""
 
-# What an algorithm reads from a network for Discrete and for Box actions.
-_HEADS: Mapping[str, tuple[Head | None, Head | None]] = MappingProxyType(
-    {
-        "impala": ("logits", "tanh_gaussian"),
-        "dqn": ("q", None),
-        "d4pg": (None, "tanh"),
-        "td3": (None, "tanh"),
-        "sac": (None, "tanh_gaussian"),
-    }
-)
-ALGORITHMS = tuple(_HEADS)
-
 
 def network(
     task: Task | str,
@@ -62,7 +50,7 @@ def network(
     Args:
         task: a task, its name, or the id of a Gymnasium environment.
         name: one of :data:`NETWORKS`, or any DEPTHxWIDTH; None is the task's own.
-        algorithm: one of :data:`ALGORITHMS`, or a learner that an entry point names.
+        algorithm: ``impala``, ``dqn``, ``d4pg``, or a learner of another package.
     """
     task = find_task(task) if isinstance(task, str) else task
     name = task.network if name is None else name
@@ -70,7 +58,7 @@ def network(
     value = algorithm == "impala"
     if name in _CONVOLUTIONAL:
         return _convolutional(task, name, head, value)
-    dense = dense_layers(name)
+    dense = _dense_layers(name)
     if dense is None:
         raise ConfigError(
             f"no network {name!r}. Expected one of: {', '.join(NETWORKS)}; or another DEPTHxWIDTH, "
@@ -92,7 +80,7 @@ def network(
     )
 
 
-def dense_layers(name: str) -> tuple[tuple[int, ...], Activation] | None:
+def _dense_layers(name: str) -> tuple[tuple[int, ...], Activation] | None:
     """Return the widths and the activation of a name such as 2x64; None if it is no such name.
 
     The activation is tanh for 3x2048, as in ActorQ, and relu for all others.
@@ -104,26 +92,21 @@ def dense_layers(name: str) -> tuple[tuple[int, ...], Activation] | None:
 
 
 def _head(task: Task, algorithm: str) -> Head:
-    heads, at = _HEADS.get(algorithm) or _heads(algorithm), 0 if task.discrete else 1
-    head = heads[at]
-    if head is None:
-        fitting = [key for key, others in _HEADS.items() if others[at]]
+    """Return the head for a task's actions that an algorithm can train."""
+    from vinoreward_actors.actor_learner.learners.base import LEARNERS
+
+    def fitting(name: str) -> list[Head]:
+        heads = LEARNERS.find(name).heads
+        return [head for head in heads if (head in ("logits", "q")) == task.discrete]
+
+    found = fitting(algorithm)
+    if not found:
         raise ConfigError(
             f"{algorithm} was asked for on {task.name}, whose actions are "
             f"{'numbered' if task.discrete else 'continuous'}. Expected one of: "
-            f"{', '.join(fitting)}."
+            f"{', '.join(name for name in LEARNERS.names() if fitting(name))}."
         )
-    return head
-
-
-def _heads(algorithm: str) -> tuple[Head | None, Head | None]:
-    """Return the heads of a learner that an entry point names."""
-    from vinoreward_actors.actor_learner.learners.base import LEARNERS
-
-    heads = LEARNERS.find(algorithm).heads
-    discrete = [head for head in heads if head in ("logits", "q")]
-    continuous = [head for head in heads if head not in ("logits", "q")]
-    return next(iter(discrete), None), next(iter(continuous), None)
+    return found[0]
 
 
 def _convolutional(task: Task, name: str, head: Head, value: bool) -> PolicySpec:

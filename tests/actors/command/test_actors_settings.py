@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError
-from vinoreward_actors.command.build import build, evaluation_options, settings_of
+from vinoreward_actors.command.build import evaluation_options, settings_of
 from vinoreward_actors.command.config import ActorsConfig
 from vinoreward_actors.command.settings import SETTINGS, command, presets
 from vinoreward_actors.command.stages import chain_of, correctors_of, monitor_of
@@ -52,21 +52,6 @@ def test_what_is_given_wins_over_file_and_preset(tmp_path):
     words = command(SETTINGS.of(preset="actorq/cartpole-int8", actors=2))
     assert words == "vinoreward actors --preset actorq/cartpole-int8 --actors 2"
     assert "--compress none" in command(found, compress="none")
-
-
-def test_settings_of_stable_baselines3_reach_the_model():
-    learner = {
-        "gamma": 0.9,
-        "batch_size": 8,
-        "ent_coef": 0.1,
-        "target_entropy": "auto",
-        "gradient_steps": -1,
-    }
-    config = ActorsConfig(task="Pendulum-v1", algorithm="sac", network="1x8", learner=learner)
-    parts = build(config)
-    model = parts.learner.model
-    assert (model.gamma, model.batch_size, model.ent_coef) == (0.9, 8, 0.1)
-    parts.close()
 
 
 def test_evaluations_play_the_game_itself():

@@ -149,22 +149,8 @@ def test_a_target_is_looked_at_in_the_last_evaluation_too(tmp_path):
     assert summary["reached_at"] == summary["steps"]
 
 
-def test_a_replay_of_stable_baselines3_takes_more_steps(tmp_path, capsys):
-    trained(tmp_path, 600, "--task", "Pendulum-v1", "--algorithm", "sac", "--network", "1x8")
-    capsys.readouterr()
-    assert main(["actors", "--resume", "--out", str(tmp_path)]) == 0
-    assert main(capsys.readouterr().out.split("next:")[1].split()[1:]) == 0
-    assert summary_of(tmp_path)["steps"] >= 1200
-
-
-def test_evaluations_do_not_wait_for_an_update_that_never_comes(tmp_path):
-    """The updates of Stable-Baselines3 jump over the multiples of a push period."""
-    pendulum = ["--task", "Pendulum-v1", "--algorithm", "sac", "--network", "1x8"]
-    trained(tmp_path, 800, *pendulum, "--trajectory", "8", "--push-period", "8", every=200)
-    assert rows_of(tmp_path, "evaluation")
-
-
 def test_the_same_weights_are_evaluated_once(tmp_path):
-    """Here nothing is pushed after the first; the step is that at which it was."""
-    trained(tmp_path, 900, "--push-period", "1000", every=300)
-    assert [row["step"] for row in rows_of(tmp_path, "evaluation")] == [0]
+    """Of 45 updates the 23rd is pushed, after 460 steps; only the second evaluation has news."""
+    one = "--learner", "trajectories", "1"
+    trained(tmp_path, 900, "--push-period", "23", *one, every=300)
+    assert [row["step"] for row in rows_of(tmp_path, "evaluation")] == [460]

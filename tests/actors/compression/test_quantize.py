@@ -11,6 +11,7 @@ from vinoreward_actors.compression.quantize import aligned, limits, measure, mer
 from vinoreward_actors.policies.policy import (
     Policy,
     QuantizedArray,
+    activated,
     forward,
     layer_inputs,
     quantized,
@@ -217,6 +218,11 @@ def test_margins_stop_at_what_activations_can_say():
     found = limits(IMAGES)
     assert found["conv0"] == (0.0, 255 * IMAGES.scale)
     assert (found["dense0"], found["head"]) == ((0.0, np.inf), (-1.0, 1.0))
+    for activation, low in (("elu", -1.0), ("silu", -0.2785)):
+        spec = mlp(6, 3, head="logits", hidden=(8,), activation=activation)
+        assert limits(spec)["head"] == (low, np.inf)
+        everywhere = activated(np.linspace(-50, 50, 10_001, dtype=np.float32), activation)
+        assert low <= everywhere.min() <= low + 1e-4
     # A layer that is always silent gets a range too.
     weights = random_policy(MLP, 5).float_parameters()
     weights["dense0.weight"] = np.zeros((32, 6), dtype=np.float32)

@@ -24,14 +24,16 @@ from vinoreward_actors import accelerate
 Make = Callable[[], Any]
 
 
-def made(kind: Any, env: str, **arguments: Any) -> Any:
-    return kind("MlpPolicy", env, policy_kwargs={"net_arch": [32, 32]}, seed=3, **arguments)
+def made(kind: Any, env: str, policy: dict[str, Any] | None = None, **arguments: Any) -> Any:
+    network = {"net_arch": [32, 32], **(policy or {})}
+    return kind("MlpPolicy", env, policy_kwargs=network, seed=3, **arguments)
 
 
 MODELS: dict[str, tuple[Make, int]] = {
     "ppo-logits": (lambda: made(PPO, "CartPole-v1", n_steps=64), 160),
     "ppo-means": (lambda: made(PPO, "Pendulum-v1", n_steps=64), 160),
-    "a2c": (lambda: made(A2C, "CartPole-v1"), 40),
+    "ppo-elu": (lambda: made(PPO, "CartPole-v1", {"activation_fn": nn.ELU}, n_steps=64), 160),
+    "a2c": (lambda: made(A2C, "CartPole-v1", {"activation_fn": nn.SiLU}), 40),
     "sac": (lambda: made(SAC, "Pendulum-v1", learning_starts=20), 60),
     "td3": (lambda: made(TD3, "Pendulum-v1", learning_starts=20), 60),
     "dqn": (lambda: made(DQN, "CartPole-v1", learning_starts=20), 80),
@@ -113,15 +115,11 @@ def test_auto_measures_and_says_what_it_expects(capsys: pytest.CaptureFixture[st
     assert "acting is" in capsys.readouterr().out
 
 
-class Elu(nn.ELU):
-    """An activation that no backend here has."""
-
-
 UNSUPPORTED: dict[str, Make] = {
     "gsde": lambda: SAC("MlpPolicy", "Pendulum-v1", use_sde=True, learning_starts=10, train_freq=8),
     "dict": lambda: PPO("MultiInputPolicy", Monitor(Pairs()), n_steps=256),
-    "elu": lambda: PPO(
-        "MlpPolicy", "CartPole-v1", n_steps=256, policy_kwargs={"activation_fn": Elu}
+    "mish": lambda: PPO(
+        "MlpPolicy", "CartPole-v1", n_steps=256, policy_kwargs={"activation_fn": nn.Mish}
     ),
 }
 

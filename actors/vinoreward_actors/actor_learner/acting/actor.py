@@ -22,7 +22,7 @@ from vinoreward_actors.actor_learner.transport.trajectory import (
     FULL_PRECISION,
     Trajectory,
 )
-from vinoreward_actors.policies.backends.base import PolicyBackend, finite, make_backend
+from vinoreward_actors.policies.backends.base import PolicyBackend, make_backend
 from vinoreward_actors.policies.distributions import Acted, act
 from vinoreward_actors.policies.policy import Floats, Policy
 from vinoreward_actors.policies.spec import PolicySpec
@@ -127,9 +127,9 @@ class Acting(NamedTuple):
 class Actor(Closing):
     """Acts until it is stopped.
 
-    Compressed weights that cannot be loaded, or that give NaN or infinity as outputs or log
-    probabilities, do not end the actor. It reports them as :class:`Refused` and does not load that
-    version again; the learner's own weights act from that step to the end of the block.
+    Compressed weights that cannot be loaded, or that give NaN or infinity as outputs, do not end
+    the actor. It reports them as :class:`Refused` and does not load that version again; the
+    learner's own weights act from that step to the end of the block.
 
     Args:
         config: its settings.
@@ -215,11 +215,6 @@ class Actor(Closing):
         outputs = network.backend.infer(self._envs.observations)
         exploration = self._settings.exploration(self._number, self._config.actors)
         acted = act(self._config.policy, outputs, self._random, exploration)
-        if network.kind == COMPRESSED and not finite(acted.log_mu):
-            raise OutputError(
-                f"actions from the weights of version {network.version} have log probabilities "
-                "that are NaN or infinite. Expected finite numbers; compress less."
-            )
         self._watch.mark("infer")
         return Acting(network, outputs, acted)
 

@@ -19,7 +19,7 @@ from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, Tra
 from vinoreward_actors.policies.distributions import Exploration
 from vinoreward_actors.policies.policy import Floats, Policy
 from vinoreward_actors.policies.spec import Head, PolicySpec
-from vinoreward_actors.policies.torch_policy import TorchPolicy, from_policy, to_policy
+from vinoreward_actors.policies.torch_policy import TorchPolicy, to_policy
 
 State = dict[str, Any]
 """Tensors, numbers and text, nested in dictionaries and lists, as
@@ -86,80 +86,6 @@ class Consumption:
     trajectories: int  # per update; 0 for any number, even none (replay)
     sampled: int = 0  # transitions that one update samples from the replay; 0 without a replay
     minimum: int = 0  # transitions before the first update
-    any_age: bool = False  # whether old experience is as good as new, so that none is dropped
-
-
-class Learner(abc.ABC):
-    """Trains one policy on the actors' trajectories; single-threaded, deterministic given its seed.
-
-    A subclass that wraps another library's algorithm implements four methods: the update, the
-    actors' policy, and saving and loading its state, which only that library knows. Other learners
-    are subclasses of :class:`ModuleLearner`, which leaves only :meth:`update`. ``vinoreward actors
-    --algorithm`` finds those of other packages in the entry-point group ``vinoreward.learners``.
-
-    Args:
-        spec: the actors' network.
-    """
-
-    def __init__(self, spec: PolicySpec) -> None:
-        self.spec = spec
-        self.updates = 0
-        """Gradient steps so far."""
-
-    @property
-    def consumption(self) -> Consumption:
-        """Requirements of an update; here one trajectory."""
-        return Consumption(1)
-
-    @abc.abstractmethod
-    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Learn from trajectories.
-
-        Args:
-            trajectories: of networks of this spec, of any version. Copy what you keep: their
-                memory is reused afterwards.
-
-        Returns:
-            dict: metrics; empty if there was not enough data for an update.
-
-        Raises:
-            InputError: trajectories of another network or of other shapes.
-            OutputError: a loss or its gradient is not finite; the weights did not change.
-        """
-
-    @abc.abstractmethod
-    def policy(self, version: int) -> Policy:
-        """Return a copy of the actors' policy, as ``version``."""
-
-    @abc.abstractmethod
-    def state(self) -> State:
-        """Return everything needed to resume: weights, optimisers, replay, random generators.
-
-        Tensors may share memory with the learner, as in torch's ``state_dict``: save them before
-        the next update.
-        """
-
-    @abc.abstractmethod
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` returned, exactly.
-
-        Raises:
-            ConfigError: the state is of another learner.
-        """
-
-    @property
-    def ready(self) -> bool:
-        """Whether an update without new trajectories would do anything."""
-        return False
-
-    @property
-    def exploration(self) -> Exploration:
-        """The actors' current exploration; a stochastic head explores by itself."""
-        return Exploration()
-
-    def evaluate_outputs(self, observations: npt.NDArray[np.generic]) -> Floats:
-        """Return the current network's head outputs (N, K) for observations (N, *shape)."""
-        return outputs_of(from_policy(self.policy(0)), observations)
 
 
 def check_trajectory(spec: PolicySpec, trajectory: Trajectory) -> None:
@@ -209,11 +135,20 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-class ModuleLearner(Learner):
-    """A learner of torch modules: saves its parts and makes checked optimiser steps.
+class Learner(abc.ABC):
+    """Trains one policy on the actors' trajectories; single-threaded, deterministic given its seed.
 
     A subclass implements :meth:`update`, and calls :meth:`save_parts` with everything that a
-    checkpoint needs. ``head_gain`` is the initial gain of the policy's head.
+    checkpoint needs. ``vinoreward actors --algorithm`` finds those of other packages in the
+    entry-point group ``vinoreward.learners``.
+
+    Args:
+        spec: the actors' network.
+        config: settings.
+        head_gain: initial gain of the policy's head.
+
+    Raises:
+        ConfigError: a network with a head that it cannot train.
     """
 
     config_class: ClassVar[type[LearnerConfig]] = LearnerConfig
@@ -221,12 +156,14 @@ class ModuleLearner(Learner):
     """Heads that it can train."""
 
     def __init__(self, spec: PolicySpec, config: LearnerConfig, *, head_gain: float = 0.01) -> None:
-        super().__init__(spec)
         if spec.head not in self.heads:
             raise ConfigError(
                 f"{type(self).__name__} cannot train a network with the head {spec.head!r}. "
                 f"Expected {' or '.join(self.heads)}."
             )
+        self.spec = spec
+        self.updates = 0
+        """Gradient steps so far."""
         automatic = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(automatic if config.device == "auto" else config.device)
         self._settings = config
@@ -236,17 +173,48 @@ class ModuleLearner(Learner):
         self.draws.manual_seed(config.seed)
         self._parts: dict[str, _Restorable] = {"actor": self.actor}
 
-    def save_parts(self, *names: str) -> None:
-        """Add attributes with a ``state_dict`` to the state, by name."""
-        self._parts |= {name: getattr(self, name) for name in names}
+    @abc.abstractmethod
+    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Learn from trajectories.
+
+        Args:
+            trajectories: of networks of this spec, of any version. Copy what you keep: their
+                memory is reused afterwards.
+
+        Returns:
+            dict: metrics; empty if there was not enough data for an update.
+
+        Raises:
+            InputError: trajectories of another network or of other shapes.
+            OutputError: a loss or its gradient is not finite; the weights did not change.
+        """
+
+    @property
+    def consumption(self) -> Consumption:
+        """Requirements of an update; here one trajectory."""
+        return Consumption(1)
+
+    @property
+    def ready(self) -> bool:
+        """Whether an update without new trajectories would do anything."""
+        return False
+
+    @property
+    def exploration(self) -> Exploration:
+        """The actors' current exploration; a stochastic head explores by itself."""
+        return Exploration()
 
     def policy(self, version: int) -> Policy:
-        """See :meth:`Learner.policy`."""
+        """Return a copy of the actors' policy, as ``version``."""
         return to_policy(self.actor, version=version)
 
     def evaluate_outputs(self, observations: npt.NDArray[np.generic]) -> Floats:
-        """See :meth:`Learner.evaluate_outputs`."""
+        """Return the current network's head outputs (N, K) for observations (N, *shape)."""
         return outputs_of(self.actor, observations)
+
+    def save_parts(self, *names: str) -> None:
+        """Add attributes with a ``state_dict`` to the state, by name."""
+        self._parts |= {name: getattr(self, name) for name in names}
 
     def computed(self, module: nn.Module, *inputs: Tensor) -> Any:
         """Return ``module(*inputs)`` as float32 tensors."""
@@ -299,7 +267,11 @@ class ModuleLearner(Learner):
             )
 
     def state(self) -> State:
-        """See :meth:`Learner.state`."""
+        """Return everything needed to resume: weights, optimisers, replay, random generators.
+
+        Tensors may share memory with the learner, as in torch's ``state_dict``: save them before
+        the next update.
+        """
         return {
             "kind": type(self).__name__,
             "spec": self.spec.digest(),
@@ -309,7 +281,11 @@ class ModuleLearner(Learner):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`Learner.load_state`."""
+        """Restore what :meth:`state` returned, exactly.
+
+        Raises:
+            ConfigError: the state is of another learner.
+        """
         saved = (state.get("kind"), state.get("spec"), set(state.get("parts", ())))
         wanted = (type(self).__name__, self.spec.digest(), set(self._parts))
         if saved != wanted:
@@ -341,5 +317,5 @@ def _load(part: _Restorable, state: dict[str, Any]) -> None:
 
 
 # mypy wants a concrete class where an abstract one is passed as a type.
-LEARNERS = Registry("vinoreward.learners", ModuleLearner, "algorithm")  # type: ignore[type-abstract]
+LEARNERS = Registry("vinoreward.learners", Learner, "algorithm")  # type: ignore[type-abstract]
 """``impala``, ``dqn``, ``d4pg``, and those of other packages."""

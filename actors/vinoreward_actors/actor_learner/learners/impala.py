@@ -18,8 +18,8 @@ from vinoreward.errors import ConfigError, InputError
 from vinoreward_actors.actor_learner.learners import networks
 from vinoreward_actors.actor_learner.learners.base import (
     Consumption,
+    Learner,
     LearnerConfig,
-    ModuleLearner,
     check_trajectory,
     seeded,
 )
@@ -56,7 +56,7 @@ class ImpalaConfig(LearnerConfig):
             )
 
 
-class Impala(ModuleLearner):
+class Impala(Learner):
     """Off-policy corrected advantage actor-critic.
 
     Args:

@@ -21,8 +21,8 @@ from torch import Tensor
 from vinoreward.errors import ConfigError, InputError
 from vinoreward_actors.actor_learner.learners.base import (
     Consumption,
+    Learner,
     LearnerConfig,
-    ModuleLearner,
     check_trajectory,
 )
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
@@ -295,7 +295,7 @@ class ReplayConfig(LearnerConfig):
             )
 
 
-class ReplayLearner(ModuleLearner):
+class ReplayLearner(Learner):
     """Learns from windows of a replay, with one gradient step per update."""
 
     def __init__(self, spec: PolicySpec, config: ReplayConfig) -> None:

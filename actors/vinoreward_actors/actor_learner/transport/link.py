@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from vinoreward.errors import InputError
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
-from vinoreward_actors.policies.distributions import ActionNoise, Exploration
+from vinoreward_actors.policies.distributions import Exploration
 from vinoreward_actors.policies.policy import Policy
 from vinoreward_actors.policies.wire import Bytes, decode
 
@@ -38,14 +38,11 @@ class ActorSettings:
     sparsity: float = 0.0  # fraction of neurons removed
     epsilon: float = 0.0
     sigma: float = 0.0  # of the actor that explores most
-    uniform: bool = False
-    noise: ActionNoise | None = None  # the same for all actors
     save: int = 0  # number of requests to the compressor to save its state
 
     def exploration(self, actor: int, actors: int) -> Exploration:
         """Return an actor's exploration; sigma increases evenly over the actors, as in ActorQ."""
-        sigma = self.sigma * (actor + 1) / actors
-        return Exploration(self.epsilon, sigma, uniform=self.uniform, noise=self.noise)
+        return Exploration(self.epsilon, self.sigma * (actor + 1) / actors)
 
     def to_json(self) -> bytes:
         """Return the settings as JSON."""
@@ -55,12 +52,8 @@ class ActorSettings:
     def from_json(cls, text: bytes) -> ActorSettings:
         """Return the settings that :meth:`to_json` wrote."""
         try:
-            values = json.loads(text)
-            if values["noise"] is not None:
-                lists = {name: tuple(values["noise"][name]) for name in ("mean", "sigma")}
-                values["noise"] = ActionNoise(**lists)
-            return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
             raise InputError(
                 f"cannot read the settings ({error!r}). Expected JSON of the same version of "
                 "vinoreward."

@@ -206,11 +206,12 @@ def check_weights(policy: Policy) -> None:
     """Raise InputError if weights are NaN or infinite and the outputs might not show it.
 
     NaN before a tanh reaches the outputs, which :meth:`PolicyBackend.infer` checks; so not all
-    34 MB of weights need a check at every refresh. relu and INT8 rounding may turn NaN into a
-    number.
+    34 MB of weights need a check at every refresh. Other activations and INT8 rounding may turn
+    NaN into a number.
     """
     hides = any(
-        layer.activation == "relu" or policy.in_int8(layer.name) for layer in policy.spec.weighted
+        layer.activation not in ("none", "tanh") or policy.in_int8(layer.name)
+        for layer in policy.spec.weighted
     )
     for name, value in policy.parameters.items():
         if isinstance(value, QuantizedArray):

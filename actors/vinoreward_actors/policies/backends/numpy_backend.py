@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward_actors.policies.backends.base import Infer, PolicyBackend
-from vinoreward_actors.policies.policy import Floats, Policy, folded
+from vinoreward_actors.policies.policy import Floats, Policy, activated, folded
 from vinoreward_actors.policies.spec import Activation, Conv, Dense, Flatten
 
 Step = Callable[[Floats], Floats]
@@ -97,6 +97,8 @@ def _product(
             np.maximum(out, np.float32(0.0), out=out)
         elif activation == "tanh":
             np.tanh(out, out=out)
+        elif activation != "none":
+            out[:] = activated(out, activation)
         return out
 
     return run

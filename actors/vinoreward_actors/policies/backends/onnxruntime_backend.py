@@ -300,6 +300,10 @@ def _nodes(policy: Policy) -> list[Any]:
             then("Add", biased, f"{name}.bias")
         else:
             then("Gemm", biased, f"{name}.weight", f"{name}.bias", transB=1)
-        if layer.activation != "none":
-            then("Relu" if layer.activation == "relu" else "Tanh", f"{name} activated")
+        if layer.activation == "silu":
+            then("Sigmoid", f"{name} sigmoid")
+            then("Mul", f"{name} activated", biased)
+        elif layer.activation != "none":
+            kind = {"relu": "Relu", "tanh": "Tanh", "elu": "Elu"}[layer.activation]
+            then(kind, f"{name} activated")
     return nodes

@@ -268,8 +268,11 @@ def policy_model(openvino: Any, policy: Policy, batch: int, *, constants: bool) 
         else:
             values = op.matmul(values, weights, False, True)
         values = op.add(values if factor is None else op.multiply(values, factor), bias)
-        if layer.activation != "none":
-            values = op.relu(values) if layer.activation == "relu" else op.tanh(values)
+        if layer.activation == "elu":
+            values = op.elu(values, 1.0)
+        elif layer.activation != "none":
+            activations = {"relu": op.relu, "tanh": op.tanh, "silu": op.swish}
+            values = activations[layer.activation](values)
     if turned:
         values = op.transpose(values, op.constant(np.array([1, 0])))
     return openvino.Model([values], inputs, "policy")

@@ -90,6 +90,7 @@ def _sequential(spec: PolicySpec, bounds: dict[str, ActivationRange]) -> nn.Sequ
             levels = torch.round((values.clamp(low, self.bounds.high) - low) / step)
             return levels * step + low
 
+    activations = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU, "silu": nn.SiLU}
     network = nn.Sequential()
     if spec.observation_dtype == "uint8" or spec.scale != 1.0:
         network.add_module("the scale", Scaled())
@@ -101,6 +102,6 @@ def _sequential(spec: PolicySpec, bounds: dict[str, ActivationRange]) -> nn.Sequ
             network.add_module(f"{layer.name} rounding", Rounded(bounds[layer.name]))
         network.add_module(layer.name, empty_module(layer))
         if layer.activation != "none":
-            activation = nn.ReLU() if layer.activation == "relu" else nn.Tanh()
+            activation = activations[layer.activation]()
             network.add_module(f"{layer.name} {layer.activation}", activation)
     return network
