@@ -36,8 +36,8 @@ from vinoreward_training.policy.checkpoint import (
 from vinoreward_training.policy.evaluate import Evaluation
 from vinoreward_training.runs.next_command import (
     ITS_DATA,
-    bundle_name,
     command,
+    policy_folder,
     to_compare,
     to_mend,
     to_play,
@@ -151,9 +151,7 @@ SETTINGS: Settings[TrainConfig] = Settings(
     task=task_of_bundle,
     preset=_preset,
     check=_checked,
-    place=lambda config: (
-        None if has_own_reward(config.env) else Path("runs") / bundle_name(config.env, "policy")
-    ),
+    place=lambda config: policy_folder(config.env),
 )
 
 
