@@ -85,7 +85,7 @@ def share_words(share: float, staleness: float) -> str:
         return words
     return (
         f"{words}. Train for longer, or use a cheaper compression (a smaller student, "
-        "distill batch=16)"
+        "distill: {batch: 16})"
     )
 
 
