@@ -112,7 +112,7 @@ def test_from_images_to_a_policy_by_what_is_printed(
         if name != "play":
             (line,) = re.findall(r"^next: +vinoreward (.*)$", said, flags=re.MULTILINE)
             words = shlex.split(line)
-    assert "next:" not in said and "No sure sign that the policy cheats" in said
+    assert "next:" not in said and "No clear sign that the policy cheats" in said
     assert [each[0] for each in ran] == chain
     assert ran == told_there[:5]  # the tutorial's are those that are printed
     for name in ("train", "play"):
