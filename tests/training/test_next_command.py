@@ -188,6 +188,8 @@ def test_a_bundle_is_trained_on_where_its_images_are_from(
         "vinoreward", "train", "--bundle", "runs/my lift-classifier", "--out",
         "runs/my lift-policy-2",
     ]  # fmt: skip
+    installed = shlex.split(to_train(tmp_path.parent / "installed", spec(env="a:B-v0")))
+    assert installed[-2:] == ["--out", "runs/installed-policy"]
 
 
 def test_a_training_takes_what_its_bundle_records(tmp_path: Path) -> None:

@@ -282,7 +282,9 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     option = "--encoder" if spec.kind == "encoder" else "--bundle"
     words: list[object] = ["train", option, _from_here(run)]
     words += [*trust_args(known["env"]), *trust_args(known.get("truth"), "--truth")]
-    out = _from_here(run.with_name(f"{name}-policy"))
+    # Next to the run that has the bundle; an installed bundle is in none.
+    place = run.parent if run != bundle else Path("runs")
+    out = _from_here(place / f"{name}-policy")
     return command(*words, *_to_folder(out, policy_folder(str(known["env"]))))
 
 
