@@ -112,7 +112,9 @@ def test_episodes_that_the_bundle_was_trained_on_are_left_out(tmp_path: Path) ->
     capture.run(CaptureConfig(out=tmp_path / "data", recordings=dataset))
     data = load_dataset(tmp_path / "data")
     test = np.unique(data.episodes[split_by_episode(data)[2]])
-    bundle = bundle_of(tmp_path / "bundle", image={"scene": data.scene}, dataset={"seed": 0})
+    known = {"seed": 0, "trained_on": {"captures": [data.origin]}}
+    bundle = bundle_of(tmp_path / "bundle", dataset=known)
+    other_training = {"trained_on": {"captures": ["elsewhere seed 1"]}}
     for folder in (dataset, tmp_path / "data"):
         score.run(ScoreConfig(data=folder, bundle=str(bundle)))
         labelled = json.loads((folder / "scores/tiny/scores.json").read_text())["figures"][
@@ -122,12 +124,15 @@ def test_episodes_that_the_bundle_was_trained_on_are_left_out(tmp_path: Path) ->
         assert f"only the {len(test)} that were kept for the test" in labelled["note"]
     for number, (seen, said) in enumerate(
         [
-            ({"seed": 7}, "trained on other episodes"),
-            ({"seed": 7, "calibrated_on": {"capture": data.origin}}, "calibrated on episodes"),
+            (other_training, "trained on other episodes"),
+            (
+                {**other_training, "calibrated_on": {"capture": data.origin}},
+                "calibrated on episodes",
+            ),
             ({"calibrated_on": {"capture": "elsewhere seed 1"}}, "Nothing says"),
         ]
     ):
-        other = bundle_of(tmp_path / f"b{number}", image={"scene": data.scene}, dataset=seen)
+        other = bundle_of(tmp_path / f"b{number}", dataset=seen)
         out = tmp_path / f"scores{number}"
         score.run(ScoreConfig(data=tmp_path / "data", bundle=str(other), out=out))
         labelled = json.loads((out / "scores.json").read_text())["figures"]["labelled"]
