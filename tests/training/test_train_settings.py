@@ -223,7 +223,7 @@ def test_errors_name_what_is_wrong(tmp_path: Path, changes: dict[str, Any], word
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("timestep: 5", "timesteps in place of timestep;"),
+        ("timestep: 5", "unknown key timestep.*timesteps"),
         ("- 1", "list.*`timesteps: 8000`"),
         ("a: [", "cannot be read"),
         ("timesteps: x", "'x'"),
