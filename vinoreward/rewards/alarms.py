@@ -260,8 +260,8 @@ class TrustMonitor:
             return []
         text = (
             f"of {bound.labels} labelled claims {bound.failures} are no successes: with 95 % "
-            f"confidence at most {bound.high:.0%} of all claims are. Expected {PRECISION:.0%}. Mend "
-            "the classifier with these labels (vinoreward mend) before going on"
+            f"confidence at most {bound.high:.0%} of all claims are. Expected {PRECISION:.0%}. "
+            "Mend the classifier with these labels (vinoreward mend) before going on"
         )
         return [self._alarm("precision", text)]
 
