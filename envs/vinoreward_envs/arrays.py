@@ -70,8 +70,8 @@ def plain(arrays: Arrays) -> Iterator[None]:
         except full as error:
             raise ConfigError(
                 f"{arrays.device or 'the host'} has too little free memory: "
-                f"{str(error).split('. ')[0]}. Expected room for the environments beside what else "
-                "is there; make fewer (num_envs), and make them anew, as this was not finished."
+                f"{str(error).split('. ')[0]}. Expected room for all environments; make fewer "
+                "(num_envs), and create them again, as these are not complete."
             ) from error
 
 

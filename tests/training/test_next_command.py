@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import itertools
 import json
 import re
 import shlex
@@ -113,13 +112,13 @@ def test_from_images_to_a_policy_by_what_is_printed(
         if name != "play":
             (line,) = re.findall(r"^next: +vinoreward (.*)$", said, flags=re.MULTILINE)
             words = shlex.split(line)
-    assert "next:" not in said and "No sure sign that the policy cheats" in said
+    assert "next:" not in said and "No clear sign that the policy cheats" in said
     assert [each[0] for each in ran] == chain
     assert ran == told_there[:5]  # the tutorial's are those that are printed
     for name in ("train", "play"):
         words = next(each for each in ran if each[0] == name)
         assert words[words.index("--env") + 1] == env
-    bundle = Path(ran[2][ran[2].index("--bundle") + 1])
+    bundle = Path(ran[2][ran[2].index("--bundle") + 1], "bundle")
     assert json.loads((bundle / "bundle.json").read_text("utf-8"))["dataset"]["env"] == env
     run = Path(ran[4][ran[4].index("--run") + 1])
     policy = json.loads((run / "policy.json").read_text("utf-8"))
@@ -147,16 +146,14 @@ def test_the_readme_uses_the_folders_that_are_printed(
     section = (project_root / "README.md").read_text("utf-8").split("## A learned reward")[1]
     lines = [["vinoreward", *words] for words in told(section.split("\n## ")[0])]
     of = {words[1]: words for words in lines}
-    options = {name: dict(itertools.pairwise(words)) for name, words in of.items()}
-    data, env = Path(options["capture"]["--out"]), options["capture"]["--env"]
-    assert options["finetune"]["--data"] == str(data)
-    trained = dict(itertools.pairwise(shlex.split(after_capture(data))))
-    assert trained["--out"] == options["finetune"]["--out"]
-    bundle = Path.cwd() / trained["--out"] / "bundle"  # absolute, as bundles know it
-    made = spec(env=env)
-    assert shlex.split(after_bundle(bundle, made, data, 30)) == of["audit"]
-    assert shlex.split(to_train(bundle, made)) == of["train"]
-    assert options["play"]["--run"] == options["train"]["--out"]
+    env, data = "your_package:YourRobot-v0", Path("data/yourrobot")
+    assert of["capture"][2:] == ["--env", env]
+    assert shlex.split(after_capture(data)) == of["finetune"]
+    bundle = Path.cwd() / "runs/yourrobot/bundle"  # absolute, as bundles know it
+    trained = spec(env=env)
+    assert shlex.split(after_bundle(bundle, trained, data, 30)) == of["audit"]
+    assert shlex.split(to_train(bundle, trained)) == of["train"]
+    assert shlex.split(to_play(Path("runs/yourrobot-policy"), {"env": env})) == of["play"]
 
 
 @pytest.mark.parametrize(
@@ -191,6 +188,8 @@ def test_a_bundle_is_trained_on_where_its_images_are_from(
         "vinoreward", "train", "--bundle", "runs/my lift-classifier", "--out",
         "runs/my lift-policy-2",
     ]  # fmt: skip
+    installed = shlex.split(to_train(tmp_path.parent / "installed", spec(env="a:B-v0")))
+    assert installed[-2:] == ["--out", "runs/installed-policy"]
 
 
 def test_a_training_takes_what_its_bundle_records(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_policy_that_cheats_leads_to_its_claims_and_an_honest_one_ends_the_cha
     words = ["play", "--run", str(trained), "--episodes", "2", "--film", "0"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "next:" not in said and "No sure sign that the policy cheats" in said
+    assert "next:" not in said and "No clear sign that the policy cheats" in said
     run = tmp_path / "cheated"
     bundle = save_toy_bundle(tmp_path / "toy")
     (bundle.path / "model.safetensors").touch()  # so that it could be mended

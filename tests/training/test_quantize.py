@@ -164,7 +164,7 @@ def test_calibrate_adds_int8_where_the_gate_allows_and_the_processor_gains(
         captured = capsys.readouterr()
         return status, captured.out + captured.err, Bundle.load(path)
 
-    audit = f"next: vinoreward audit --bundle {path} --data {data}"
+    audit = f"next: vinoreward audit --bundle {path.parent} --data {data}"
     # A network of one layer gains nothing.
     status, said, bundle = calibrated(data)
     assert status == 0 and "Expected at least 1.1; the bundle stays FP32" in said and audit in said

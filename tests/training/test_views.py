@@ -118,7 +118,7 @@ def test_a_classifier_of_two_cameras_needs_both_on_every_backend(
     data, out = write_views(tmp_path / "lamps", 720), tmp_path / "run"
     words = ["finetune", "--data", str(data), "--out", str(out), "--target-fpr", "0.1"]
     assert main([*words, "--epochs", "2", "--int8", "on"]) == 0
-    assert f"next: vinoreward audit --bundle {out / 'bundle'}" in capsys.readouterr().out
+    assert f"next: vinoreward audit --bundle {out}" in capsys.readouterr().out
     bundle, dataset = Bundle.load(out / "bundle"), load_dataset(data)
     assert bundle.spec.image.views == dataset.views and len(dataset.views) == 2
     assert "front (obs:front, 40 pixels high)" in (bundle.path / "README.md").read_text()

@@ -35,7 +35,7 @@ _TEXTS = {
     "the classifier: watch it (vinoreward play) and audit the classifier (vinoreward audit) before "
     "going on",
     "ood": "{} of the last {} episodes show images unlike those of the classifier's training. "
-    "Camera or light may have changed, or the policy has found where it sees nothing known: watch "
+    "Camera or light may have changed, or the policy has found unknown states: watch "
     "it (vinoreward play), and capture or label such images before going on",
     "early": "{} of the last {} episodes end with a claim before step {earliest}, where no success "
     "is possible. The classifier claims what it sees on the way: label such claims (vinoreward "
@@ -259,9 +259,9 @@ class TrustMonitor:
         if bound.high >= PRECISION or before:
             return []
         text = (
-            f"of {bound.labels} labelled claims {bound.failures} are no successes: surely at most "
-            f"{bound.high:.0%} of the claims are any, and {PRECISION:.0%} were expected. Mend "
-            "the classifier with these labels (vinoreward mend) before going on"
+            f"of {bound.labels} labelled claims {bound.failures} are no successes: with 95 % "
+            f"confidence at most {bound.high:.0%} of all claims are. Expected {PRECISION:.0%}. "
+            "Mend the classifier with these labels (vinoreward mend) before going on"
         )
         return [self._alarm("precision", text)]
 

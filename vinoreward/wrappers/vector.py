@@ -406,7 +406,7 @@ def _checked_mode(env: Envs, source: ImageSource, terminate: bool) -> AutoresetM
     if not isinstance(env, (SyncVectorEnv, AsyncVectorEnv)):
         raise ConfigError(
             f"terminate_on_success is set and the vector environment is a {type(env).__name__} in "
-            f"{mode.name} mode, whose sub-environments cannot be told that their episode is over. "
+            f"{mode.name} mode, whose sub-environments do not learn that their episode is over. "
             "Expected a SyncVectorEnv or AsyncVectorEnv (put other vector wrappers outside this "
             "one), or an environment in DISABLED mode; or set terminate_on_success=False."
         )

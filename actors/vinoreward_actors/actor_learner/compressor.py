@@ -206,12 +206,12 @@ def check_state(path: Path, chain: CompressorChain) -> None:
             raise _damaged(path, error) from error
         raise ConfigError(
             f"{path} is of another chain: {error} Or delete the file: the compressor then measures "
-            "and teaches anew."
+            "and trains its student again."
         ) from error
 
 
 def _damaged(path: Path, error: Exception) -> ModelCorruptError:
     return ModelCorruptError(
         f"{path} is damaged: {reason_of(error)}. Expected the state of a compressor; restore it "
-        "from a copy, or delete it: the compressor then measures anew."
+        "from a copy, or delete it: the compressor then measures again."
     )

@@ -85,7 +85,7 @@ def share_words(share: float, staleness: float) -> str:
         return words
     return (
         f"{words}. Train for longer, or use a cheaper compression (a smaller student, "
-        "distill batch=16)"
+        "distill: {batch: 16})"
     )
 
 
@@ -94,7 +94,7 @@ def gap_words(pair: Pair) -> str:
     if pair.compressed is None:
         return "Nothing was compressed."
     apart = pair.full.version - pair.compressed.version
-    late = f" (made of weights {apart} pushes older)" if apart else ""
+    late = f" (compressed from weights {apart} pushes older)" if apart else ""
     returns = pair.returns
     if returns is None:
         lost = pair.full.mean - pair.compressed.mean
@@ -103,7 +103,7 @@ def gap_words(pair: Pair) -> str:
         gap = paired_gap(returns)
     except InputError:
         return "Too few episodes to say what compression costs."
-    verdict = "certainly worse" if gap.worse else "not certainly worse"
+    verdict = "significantly worse" if gap.worse else "not significantly worse"
     return (
         f"On the same {len(pair.seeds)} episodes the compressed policy has {_apart(gap.mean)} "
         f"(standard error {gap.error:.2g}): {verdict}."
@@ -162,7 +162,7 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
         Section(
             "Return",
             "Grey: training episodes, in which actors explore. Dots: both policies on the same "
-            "episodes of one version, played beside the training.",
+            "episodes of one version, played during the training.",
             images=[curve],
         ),
         Section(

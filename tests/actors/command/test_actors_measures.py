@@ -109,7 +109,7 @@ def test_both_policies_play_the_same_episodes():
     np.testing.assert_array_equal(pair.full.returns, pair.compressed.returns)
     np.testing.assert_array_equal(pair.full.returns, again.full.returns)
     assert len(set(pair.full.returns)) > 1
-    assert "not certainly worse" in gap_words(pair)
+    assert "not significantly worse" in gap_words(pair)
     # Policies of different versions are no pair for the monitor.
     assert apart.returns is None and "2 pushes older" in gap_words(apart)
     assert Pair((1,), pair.full, None).returns is None

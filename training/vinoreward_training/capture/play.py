@@ -365,11 +365,11 @@ class Play:
     def _given_up(self, table: Table, barren: int, balance: Balance) -> str:
         kept = f"{balance.kept_successes} successes, {balance.kept_failures} failures"
         if balance.kept_successes and balance.kept_failures:
-            rest = f"{kept} are kept; go on with: {resume_capture(self._config)} (or begin anew)"
+            rest = f"{kept} are kept; go on with: {resume_capture(self._config)} (or start again)"
         else:
             # Images of one label are no dataset, and would stand in the way of the next try.
             table.clear()
-            rest = f"Nothing is kept in {table.folder}: begin anew there"
+            rest = f"Nothing is kept in {table.folder}: start again there"
         players = "at random" if self._act is None else f"by {', '.join(self._mix)}"
         return (
             f"{barren} episodes of {self._name} played {players} gave no {balance.missing} "

@@ -32,6 +32,7 @@ from vinoreward_training.quantize.int8 import classifier_int8
 from vinoreward_training.runs.next_command import (
     after_bundle,
     bundle_name,
+    classifier_folder,
     resume_command,
     to_more_images,
 )
@@ -49,9 +50,7 @@ SLOWER = 2
 SETTINGS = Settings(
     FinetuneConfig,
     fixed=("network", "freeze"),
-    place=lambda config: (
-        None if config.data == FinetuneConfig.data else Path("runs") / bundle_name(config.data, "")
-    ),
+    place=lambda config: classifier_folder(config.data),
 )
 
 

@@ -251,7 +251,7 @@ def _publish(
     )
     if classifier.guard is not None:
         figures["out of distribution"] = int((scores.ood_score > 1.0).sum())
-        print(f"{figures['out of distribution']} of them are out of distribution and no success.")
+        print(f"{figures['out of distribution']} images are out of distribution: no success.")
     sections = [Section("Claims", facts=dict(figures))]
     labelled = source.labels >= 0
     spec = classifier.bundle.spec

@@ -208,7 +208,7 @@ def _paths(folder: Path, files: Sequence[str]) -> list[Path]:
         raise DatasetError(
             f"{folder} lists {len(missing)} images that are not there, the first {missing[0]}. "
             "Expected every one in metadata.csv to be a plain file; run capture --resume to make "
-            "them anew."
+            "them again."
         )
     return paths
 
@@ -264,7 +264,7 @@ def stack_images(
         if not (skip_broken and kept):
             raise DatasetError(
                 f"{named}. Expected whole PNG, JPEG, BMP or WebP files of at most 4096x4096 pixels "
-                "and 128 MiB; delete or replace them (capture --resume makes its own anew)."
+                "and 128 MiB; delete or replace them (capture --resume makes its own again)."
             )
         print(f"left out: {named}")
     return images[: len(kept)], any_resized, kept

@@ -135,7 +135,7 @@ def demo_sections(
             captions=CAPTIONS,
         ),
         Section(
-            "The classifier beside the shipped one",
+            "The classifier compared with the shipped one",
             f"It started from {facts['start']} and saw {facts['frames']} images. Both scored the "
             "same fresh scenes, which neither was trained on. Intervals are Clopper-Pearson. "
             f"{check['verdict']}",

@@ -312,5 +312,5 @@ def run(config: PlayConfig) -> int:
         if (config.run / CLAIMS / TABLE).is_file():
             print(f"next:   {to_mend(config.run, truths_of(config.run))}")
     elif result.evaluation.claimed is not None and result.evaluation.true is not None:
-        print("No sure sign that the policy cheats: nothing is left to do.")
+        print("No clear sign that the policy cheats: nothing is left to do.")
     return 0

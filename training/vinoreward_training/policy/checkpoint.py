@@ -372,7 +372,7 @@ def read_description(folder: Path) -> TrainConfig:
     except (OSError, ValueError) as error:
         raise ModelCorruptError(
             f"{path} cannot be read: {error}. Expected what vinoreward train writes of a policy; "
-            "restore the file or train anew."
+            "restore the file or train again."
         ) from error
 
 

@@ -319,8 +319,8 @@ class FusedSAC(SAC):
         if not all(map(math.isfinite, losses)):
             raise OutputError(
                 f"gradient step {self._n_updates} has the losses {losses[0]:.4g} and "
-                f"{losses[1]:.4g}. Expected finite numbers: training has diverged. Lower "
-                "learning_rate in --algorithm-kwargs and start anew, or resume from the checkpoint."
+                f"{losses[1]:.4g}. Expected finite numbers: training has diverged. Start again "
+                "with a lower learning_rate in --algorithm-kwargs, or resume from the checkpoint."
             )
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/ent_coef", self._weight().item())

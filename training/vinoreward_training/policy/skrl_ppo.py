@@ -157,7 +157,7 @@ class SkrlPPO(PPO):
         if not all(map(math.isfinite, losses.values())):
             raise OutputError(
                 f"after {self._n_updates} epochs the losses are {losses}. Expected finite numbers: "
-                "training has diverged. Lower learning_rate in --algorithm-kwargs and start anew, "
+                "training has diverged. Lower learning_rate in --algorithm-kwargs and start again, "
                 "or resume from the checkpoint."
             )
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")

@@ -36,8 +36,8 @@ from vinoreward_training.policy.checkpoint import (
 from vinoreward_training.policy.evaluate import Evaluation
 from vinoreward_training.runs.next_command import (
     ITS_DATA,
-    bundle_name,
     command,
+    policy_folder,
     to_compare,
     to_mend,
     to_play,
@@ -151,9 +151,7 @@ SETTINGS: Settings[TrainConfig] = Settings(
     task=task_of_bundle,
     preset=_preset,
     check=_checked,
-    place=lambda config: (
-        None if has_own_reward(config.env) else Path("runs") / bundle_name(config.env, "policy")
-    ),
+    place=lambda config: policy_folder(config.env),
 )
 
 
@@ -433,10 +431,12 @@ def run(config: TrainConfig) -> int:
     learned = config.backend != ORACLE and is_rewarded(config)
     if not solved and kept and ((folder / ALARMS).is_file() or final.cheats):
         print(f"watch:  {following}")
-        print("Some claims are no successes, or may be none: mend the classifier with them.")
+        print("Some claims are false, or may be: mend the classifier with them.")
         following = to_mend(folder, truths_of(folder))
     elif not solved and final.true is not None and learned:
-        print("Is it the learner or the reward? The same training on the truth tells.")
+        print(
+            "Learner or reward? The same training with the truth as reward shows which one fails."
+        )
         following = to_compare(folder, policy)
     print(f"next:   {following}")
     return 0

@@ -76,7 +76,7 @@ def _unless_refused(
     bundle: Bundle, data: Dataset | Frames, parts: Sequence[Indices], mode: Int8
 ) -> str:
     if mode == "off":
-        return "not asked for"
+        return "off"
     try:
         return _add(bundle, data, parts, mode)
     except (QuantizationRefusedError, DatasetError, MissingExtraError) as error:

@@ -76,6 +76,11 @@ def _from_here(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
+def _run_of(bundle: Path) -> Path:
+    """Return the run folder that has a bundle, or the bundle's own where it is in none."""
+    return bundle.parent if bundle.name == "bundle" else bundle
+
+
 def unique_path(folder: Path) -> Path:
     """Return the folder, or one of a similar name if it exists."""
     number, new = 2, folder
@@ -90,10 +95,29 @@ def sibling_path(folder: Path, word: str) -> Path:
     return own.with_name(f"{own.name}-{word}")
 
 
+def classifier_folder(data: Path) -> Path:
+    """Return the run folder that ``finetune`` takes by default."""
+    if data == FinetuneConfig.data:
+        return FinetuneConfig.out
+    return Path("runs") / bundle_name(data, "")
+
+
+def policy_folder(env_id: str) -> Path:
+    """Return the run folder that ``train`` takes by default."""
+    if _has_own_reward(env_id):
+        return TrainConfig.out
+    return Path("runs") / bundle_name(env_id, "policy")
+
+
+def _to_folder(folder: Path, default: Path) -> list[object]:
+    """Return the words that name a new run folder; none where the command takes it by default."""
+    return [] if folder == default and not folder.exists() else ["--out", unique_path(folder)]
+
+
 def after_capture(data: Path) -> str:
     """Return the command that trains a classifier on a capture."""
-    out = unique_path(Path("runs") / f"{Path(os.path.abspath(data)).name}-classifier")
-    return command("finetune", "--data", data, "--out", out)
+    out = classifier_folder(data)
+    return command("finetune", "--data", data, *_to_folder(out, out))
 
 
 def after_bundle(bundle: Path, spec: BundleSpec, data: Path, tested: int) -> str:
@@ -103,7 +127,7 @@ def after_bundle(bundle: Path, spec: BundleSpec, data: Path, tested: int) -> str
     """
     if tested < LEAST_AUDITED:
         return to_train(bundle, spec)
-    return command("audit", "--bundle", _from_here(bundle), "--data", data)
+    return command("audit", "--bundle", _from_here(_run_of(bundle)), "--data", data)
 
 
 def to_more_images(data: Path, frames: int) -> str:
@@ -253,12 +277,15 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     known = recorded_task(spec.dataset)
     if "env" not in known:
         return _program(_from_here(bundle), spec.kind)
-    run = bundle.parent if bundle.name == "bundle" else bundle
+    run = _run_of(bundle)
     name = run.name.removesuffix("-classifier").removesuffix("-encoder")
     option = "--encoder" if spec.kind == "encoder" else "--bundle"
     words: list[object] = ["train", option, _from_here(run)]
     words += [*trust_args(known["env"]), *trust_args(known.get("truth"), "--truth")]
-    return command(*words, "--out", _from_here(unique_path(run.with_name(f"{name}-policy"))))
+    # Next to the run that has the bundle; an installed bundle is in none.
+    place = run.parent if run != bundle else Path("runs")
+    out = _from_here(place / f"{name}-policy")
+    return command(*words, *_to_folder(out, policy_folder(str(known["env"]))))
 
 
 def _program(bundle: Path, kind: str) -> str:

@@ -88,7 +88,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
     except (ModelCorruptError, OSError) as error:
         raise ModelCorruptError(
             f"{path} cannot be read as plain tensors: {error}. Expected a whole file, as a "
-            "training of vinoreward writes it; restore it or make it anew."
+            "training of vinoreward writes it; restore it or train again."
         ) from error
 
 
