@@ -72,7 +72,7 @@ def measure(options: Any) -> Iterator[tuple[str, Value]]:
         yield f"accelerate {name}", times(seconds["plain"], seconds["accelerated"])
 
 
-BENCH = Benchmark("Compressed actors", ROWS, measure, rounds=5, seed=0)
+BENCH = Benchmark("Compressed actors", ROWS, measure, rounds=3, seed=0)
 
 if __name__ == "__main__":
     sys.exit(BENCH.main())

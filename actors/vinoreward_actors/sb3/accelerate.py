@@ -39,6 +39,8 @@ CALLS = 200
 """Actions of the model's own network that are timed first."""
 WORTHWHILE = 1.05
 """Factor on the whole training below which plain Stable-Baselines3 trains."""
+LEAST = 15.0
+"""Seconds of acting that are left, from which measuring pays: it takes one or two."""
 MAX_KL = 0.02
 """Divergence in nats from which INT8 actions are not the policy's any more; PPO stops an update at
 such values (its ``target_kl``)."""
@@ -220,16 +222,25 @@ class _Acting(BaseCallback):
         except ConfigError as error:
             print(f"accelerate: {plain}: {error}")
             return None
+        left = (self.model._total_timesteps - self.model.num_timesteps) / self.model.n_envs
+        whole = clock.whole / len(clock.acting)
+        share = own.act_seconds / whole
+        if left * own.act_seconds < LEAST or 1 / max(1e-9, 1 - share) < WORTHWHILE:
+            print(
+                f"accelerate: acting is {share:.0%} of the time, {left * own.act_seconds:.0f} s of "
+                f"this training, too little: {plain}"
+            )
+            return None
         with torch.random.fork_rng(devices=[]):
             for backend, precision in self._candidates:
                 timing = measure(self.model, self._observations(), backend, precision)
                 self.timings += [] if timing is None else [timing]
         calls = len(clock.acting) / clock.rollouts
         best = min(self.timings[1:], key=lambda one: one.seconds(calls), default=own)
-        whole, seconds = clock.whole / len(clock.acting), best.seconds(calls)
+        seconds = best.seconds(calls)
         gain = whole / (whole - own.act_seconds + seconds)
         print(
-            f"accelerate: acting is {own.act_seconds / whole:.0%} of the time; {best.backend} "
+            f"accelerate: acting is {share:.0%} of the time; {best.backend} "
             f"{best.precision} acts {own.act_seconds / seconds:.1f} times as fast, the whole "
             f"training {gain:.2f} times{'' if gain >= WORTHWHILE else f', too little: {plain}'}"
         )

@@ -106,13 +106,18 @@ def test_callbacks_statistics_and_files_are_stable_baselines3s(tmp_path: Path) -
     model.learn(128, reset_num_timesteps=False)  # without it
 
 
-def test_auto_measures_and_says_what_it_expects(capsys: pytest.CaptureFixture[str]) -> None:
-    model = PPO("MlpPolicy", "CartPole-v1", n_steps=256, n_epochs=1, batch_size=256, seed=0)
-    accelerated = accelerate(model)
-    accelerated.learn(512)
-    assert accelerated.timings[0].backend == "torch"
-    assert len(accelerated.timings) == 5
-    assert "acting is" in capsys.readouterr().out
+def test_auto_measures_where_much_is_left_to_act(capsys: pytest.CaptureFixture[str]) -> None:
+    def make() -> Any:
+        return PPO("MlpPolicy", "CartPole-v1", n_steps=256, n_epochs=1, batch_size=256, seed=0)
+
+    measured, short = accelerate(make()), accelerate(make())
+    measured.learn(10**7, callback=lambda places, _: places["self"].num_timesteps < 600)
+    assert [one.backend for one in measured.timings][:2] == ["torch", "openvino"]
+    assert len(measured.timings) == 5
+    assert "the whole training" in capsys.readouterr().out
+    short.learn(512)
+    assert len(short.timings) == 1 and short.chosen is None
+    assert "too little" in capsys.readouterr().out
 
 
 UNSUPPORTED: dict[str, Make] = {
@@ -153,7 +158,7 @@ def test_a_policy_that_computes_something_else_is_left_alone() -> None:
 def test_what_it_cannot_run_trains_as_before(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     model = UNSUPPORTED[name]()
     accelerate(model).learn(300)
-    assert "plain Stable-Baselines3 trains" in capsys.readouterr().out
+    assert "plain Stable-Baselines3 trains: found model=" in capsys.readouterr().out
     assert model.num_timesteps >= 300
     with pytest.raises(ConfigError) as caught:
         accelerate(model, "openvino", "fp32")
