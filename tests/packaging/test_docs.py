@@ -225,7 +225,7 @@ def test_the_documented_use_of_a_policy(
     from vinoreward_training.cli import main
 
     out = tmp_path / "runs" / "cartpole"
-    few = ["--steps", "300", "--final-episodes", "2", "--evaluate-every", "0", "--no-progress"]
+    few = ["--steps", "300", "--evaluation-episodes", "2", "--evaluate-every", "0"]
     arguments = ["--task", "CartPole-v1", "--network", "2x8", "--compress", "quantize: int8", *few]
     assert main(["actors", *arguments, "--out", str(out)]) == 0
     code = block(project_root / "docs" / "compressed-actors.md", "Player(")

@@ -119,7 +119,7 @@ def test_other_tables_of_a_run(tmp_path: Path) -> None:
 def test_a_file_where_logs_should_be(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("x", encoding="utf-8")
     with pytest.raises(RunFolderError, match=r"logs cannot be created: .*remove what"):
-        Recorder(tmp_path, total=10, progress=False)
+        Recorder(tmp_path, total=10)
     shutil.copy(tmp_path / "logs", tmp_path / "run")
     with pytest.raises(VinorewardError, match="writable folder"):
         train(config(tmp_path / "run", env="CartPole-v1", backend="openvino"))

@@ -89,8 +89,8 @@ def test_the_truth_is_read_under_the_name_that_is_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{}, {"normalise_actions": False}])
 def test_play_and_evaluation_agree(tmp_path: Path, options: dict[str, Any]) -> None:
     """Actions reach the task's limits, whether the task scales them or who plays it."""
-    spec = network("Pendulum-v1", "1x8", "sac")
-    run = run_of(tmp_path, "Pendulum-v1", spec, env_kwargs=options, algorithm="sac")
+    spec = network("Pendulum-v1", "1x8", "d4pg")
+    run = run_of(tmp_path, "Pendulum-v1", spec, env_kwargs=options, algorithm="d4pg")
     found = play(PlayConfig(run=run, episodes=3, film=0, seed=5))
     with evaluator("Pendulum-v1", {}, "openvino") as ours:
         played = ours.play(random_policy(spec, 0), range(5, 8), "openvino")
@@ -102,9 +102,9 @@ def test_play_and_evaluation_agree(tmp_path: Path, options: dict[str, Any]) -> N
 @pytest.mark.slow
 def test_the_hover_scene_is_filmed_and_its_success_told(tmp_path: Path) -> None:
     pytest.importorskip("warp")
-    spec = network("PandaHover-v0", "1x8", "sac")
+    spec = network("PandaHover-v0", "1x8", "d4pg")
     options = {"backend": "oracle"}
-    run = run_of(tmp_path, "PandaHover-v0", spec, env_kwargs=options, algorithm="sac")
+    run = run_of(tmp_path, "PandaHover-v0", spec, env_kwargs=options, algorithm="d4pg")
     found = play(PlayConfig(run=run, episodes=2, film=1))
     assert found.evaluation.claimed == found.evaluation.true is not None
     assert found.film is not None and not found.unfilmed

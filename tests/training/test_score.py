@@ -197,7 +197,7 @@ def test_what_is_ood_to_the_guard_is_no_success(
     found = rows()
     strange = {name for name, row in found.items() if float(row["ood_score"]) > 1}
     assert strange == {name for name in found if name.startswith("success/b")} != set()
-    assert f"{len(lit)} of them are out of distribution" in capsys.readouterr().out
+    assert f"{len(lit)} images are out of distribution" in capsys.readouterr().out
     assert all(found[name]["success"] == "0" for name in strange)
     assert sum(row["success"] == "1" for row in found.values()) > 0
     assert main(asked) == 1

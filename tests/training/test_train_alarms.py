@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import toy_environments
-from actor_runs import FEW, rows_of
 from many_runs import SMALL_DQN, TOY
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from train_runs import config as settled
@@ -130,36 +129,3 @@ def test_false_claims_are_told_and_drawn(
     drawn = tags(out / "logs")
     assert max(drawn["trust/false_evidence"]) > 10 and drawn["trust/alarms"][-1] >= 1
     assert 0 < drawn["trust/claim_rate"][-1] <= 1
-
-
-def acted(out: Path, *more: str) -> int:
-    return main(
-        [
-            "actors", "--task", "cheated_environments:Cheated-v0", "--network", "1x8", *FEW,
-            "--steps", "4000", "--evaluate-every", "0", "--no-progress", "--out", str(out),
-            "--trust-run", *more,
-        ]
-    )  # fmt: skip
-
-
-def test_actors_tell_of_false_claims_and_stop(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out, said = tmp_path / "run", "claimed successes are false"
-    assert acted(out, "--env-kwargs", "true", "False", "--on-alarm", "stop") == 0
-    (row,) = rows_of(out, "alarm")
-    assert said in row["text"]
-    printed = capsys.readouterr().out
-    assert "by the alarm. Continue with: vinoreward actors --resume" in printed
-    summary = json.loads((out / "summary.json").read_text())
-    assert row["step"] <= summary["steps"] < 4000
-    assert said in (out / "report.html").read_text()
-
-
-def test_actors_draw_their_rates_and_are_silent_when_honest(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    assert acted(out, "--env-kwargs", "true", "True", "--steps", "1500") == 0
-    assert rows_of(out, "alarm") == []
-    drawn = tags(out / "logs")
-    assert drawn["trust/claim_rate"][-1] == 1.0 and drawn["trust/ood_rate"][-1] == 0.0
-    assert drawn["trust/false_evidence"][-1] < 1000 and drawn["trust/alarms"][-1] == 0
