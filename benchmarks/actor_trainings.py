@@ -6,7 +6,6 @@ target. The others: wall time per step of a fixed number of steps.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import statistics
 import sys
@@ -81,13 +80,13 @@ def trained(config: ActorsConfig) -> float | None:
     """Train; return seconds to the target (None: not reached), or without one those of a step."""
     import torch
 
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(1)
     # Evaluations beside the training would take part of its processors, which are timed.
-    with contextlib.closing(build(dataclasses.replace(config, evaluate_every=0))) as parts:
-        trainer = parts.trainer(config, None)
-        watch = Watch(trainer, parts, config.target)
-        steps = trainer.learn(config.steps, watch).steps
-        ended = watch.reached or time.monotonic()
+    parts = build(dataclasses.replace(config, evaluate_every=0))
+    trainer = parts.trainer(config, None)
+    watch = Watch(trainer, parts, config.target)
+    steps = trainer.learn(config.steps, watch).steps
+    ended = watch.reached or time.monotonic()
     if watch.began is None or watch.warm is None:
         raise ConfigError(
             f"{config.task} was not learned from in {config.steps} steps. Expected enough for a "

@@ -80,7 +80,7 @@ def measure(options: Any) -> Iterator[tuple[str, Value]]:
 
         def scalar(**arguments: Any) -> Stepper:
             env = gym.make(ENV, **arguments)
-            return Stepper(stack.enter_context(contextlib.closing(env)), options.seed)
+            return Stepper(stack.enter_context(contextlib.closing(env)))
 
         candidates: dict[str, Callable[[], object]] = {
             "scalar states": scalar(backend="oracle"),

@@ -30,7 +30,7 @@ def measure(options: Any) -> Iterator[tuple[str, Value]]:
             env = gym.make(ENV, bundle=BUNDLE, on_ood=on_ood)
             return stack.enter_context(contextlib.closing(env))
 
-        both = {one: Stepper(made(one), options.seed) for one in ("withhold", "ignore")}
+        both = {one: Stepper(made(one)) for one in ("withhold", "ignore")}
         timings = interleaved(both, rounds=options.rounds, calls=100, warm_up=20)
         yield "guard step", times(timings["withhold"], timings["ignore"])
         scores = played(made("withhold"), options.episodes, options.seed)

@@ -27,7 +27,7 @@ def measure(options: Any) -> Iterator[tuple[str, Value]]:
     one_thread()
     with contextlib.ExitStack() as stack:
         alone = stack.enter_context(contextlib.closing(gym.make("PandaHover-v0", bundle=BUNDLE)))
-        candidates: dict[str, Callable[[], object]] = {"alone": Stepper(alone, options.seed)}
+        candidates: dict[str, Callable[[], object]] = {"alone": Stepper(alone)}
         for count in TOGETHER:
             candidates[str(count)] = _together(stack, count, options.seed)
         calls = {"alone": 40} | {str(count): 10 for count in TOGETHER}
