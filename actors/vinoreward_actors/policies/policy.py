@@ -215,12 +215,16 @@ def activated(values: Floats, activation: Activation) -> Floats:
         return np.maximum(values, np.float32(0.0))
     if activation == "elu":
         zero = np.float32(0.0)
-        elu = np.maximum(values, zero) + np.expm1(np.minimum(values, zero))
-        return elu.astype(np.float32, copy=False)
+        elu: Floats = np.add(np.maximum(values, zero), np.expm1(np.minimum(values, zero))).astype(
+            np.float32, copy=False
+        )
+        return elu
     if activation == "silu":  # by the tanh, because an exponential can overflow
         half = np.float32(0.5)
-        silu = values * (half + half * np.tanh(half * values))
-        return silu.astype(np.float32, copy=False)
+        silu: Floats = (values * (half + half * np.tanh(half * values))).astype(
+            np.float32, copy=False
+        )
+        return silu
     return values
 
 
