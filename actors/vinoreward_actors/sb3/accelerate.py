@@ -147,7 +147,7 @@ class _Acting(BaseCallback):
                 check_same(self.model, self._observations())
                 self._network = ActingNetwork(self.model, *self.chosen)
                 self._replace(self._fast)
-            self._network.refresh(self._observations())
+            self._network.refresh(self._observations)
 
     def release(self) -> None:
         """Give the model its own methods back."""

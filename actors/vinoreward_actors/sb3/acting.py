@@ -68,7 +68,7 @@ class ActingNetwork:
         self._quantize = Quantize("int8")
         self._updates: tuple[int, str] = (-1, precision)
 
-    def refresh(self, observations: npt.NDArray[Any], *, anew: bool = False) -> None:
+    def refresh(self, observations: Callable[[], npt.NDArray[Any]], *, anew: bool = False) -> None:
         """Take over the model's weights, if it was updated; INT8 by observations (N, *shape)."""
         updates = self._model._n_updates, self.precision
         if updates == self._updates and not anew:
@@ -78,7 +78,7 @@ class ActingNetwork:
         if self._backend is None:
             self._backend = make_backend(self.backend, self._model.n_envs)
         if self.precision == "int8":
-            rows = observations.astype(policy.spec.observation_dtype, copy=False)
+            rows = observations().astype(policy.spec.observation_dtype, copy=False)
             policy = self._quantize.compress(policy, CompressionContext(policy, rows))
         self._backend.refresh(policy)
 
@@ -135,8 +135,8 @@ def measure(
     obs = torch.from_numpy(np.resize(rows, (model.n_envs, *rows.shape[1:])))
     on_policy = isinstance(model, OnPolicyAlgorithm)
     try:
-        network.refresh(rows)
-        refresh = _per_call(lambda: network.refresh(rows, anew=True))
+        network.refresh(lambda: rows)
+        refresh = _per_call(lambda: network.refresh(lambda: rows, anew=True))
         with torch.no_grad():
             seconds = _per_call(lambda: network.act(obs))
             if on_policy:  # values are computed later, of many observations at once
