@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import toy_environments
+from actor_runs import FEW, rows_of
 from many_runs import SMALL_DQN, TOY
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from train_runs import config as settled
@@ -129,3 +130,15 @@ def test_false_claims_are_told_and_drawn(
     drawn = tags(out / "logs")
     assert max(drawn["trust/false_evidence"]) > 10 and drawn["trust/alarms"][-1] >= 1
     assert 0 < drawn["trust/claim_rate"][-1] <= 1
+
+
+@pytest.mark.parametrize("honest", [False, True])
+def test_actors_tell_of_false_claims(tmp_path: Path, honest: bool) -> None:
+    words = ["actors", "--task", "cheated_environments:Cheated-v0", "--network", "1x8", *FEW]
+    words += ["--steps", "1500", "--evaluate-every", "0", "--env-kwargs", "true", str(honest)]
+    assert main([*words, "--trust-run", "--out", str(tmp_path / "run")]) == 0
+    told = [row["text"] for row in rows_of(tmp_path / "run", "alarm")]
+    assert len(told) == (not honest)
+    assert all("claimed successes are false" in text for text in told)
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert ("claimed successes are false" in report) is not honest

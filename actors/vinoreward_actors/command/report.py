@@ -151,13 +151,14 @@ def write_summary(config: ActorsConfig, outcome: Outcome, rows: Sequence[Row]) -
     title = f"{config.algorithm} on {config.task}, {config.compress}, seed {config.seed}"
     curve = draw_returns(folder / "returns.png", title, rows, config.target)
     profile = draw_profile(folder / "profile.png", {"an actor": outcome.breakdown})
-    changes, events = (
+    changes, events, alarms = (
         [{"step": row["step"], "what": row["text"]} for row in _kind(rows, kind)]
-        for kind in ("change", "event")
+        for kind in ("change", "event", "alarm")
     )
     sections = [
         Section("Does compression pay here?", f"{outcome.verdict}\n{gap_words(pair)}"),
         *_results(pair),
+        *([Section("Alarms", rows=alarms)] if alarms else []),
         Section("In figures", facts=_figures(config, outcome)),
         Section(
             "Return",

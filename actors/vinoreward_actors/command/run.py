@@ -25,6 +25,7 @@ from vinoreward.files import (
     read_plain,
     write_text,
 )
+from vinoreward.rewards.alarms import Ended, RateAlarm, TrustMonitor
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluator, Pair, Played
 from vinoreward_actors.actor_learner.acting.profile import PARTS, Breakdown
 from vinoreward_actors.actor_learner.checkpoint import CHECKPOINT
@@ -270,6 +271,8 @@ class Recorder(Closing):
         self._ended: deque[Episode] = deque(maxlen=100)
         self._reports: list[Mapping[str, Any]] = []
         self._last_text = ""
+        # Episodes of this process: claims that are not true, and images out of distribution.
+        self._trust = TrustMonitor(false=RateAlarm(), ood=RateAlarm(), window=100)
 
     def note(self, progress: Progress, setting: CompressionSetting | None) -> None:
         """Record a training's progress: events at once, and a row now and then."""
@@ -280,6 +283,11 @@ class Recorder(Closing):
             self._say("event", base, str(event))
         for change in progress.changes:
             self._say("change", base, change)
+        for one in progress.ended:
+            ended = Ended(one.claimed_success, one.true_success, one.ood, one.length)
+            for alarm in self._trust.add(ended):
+                if alarm.first:
+                    self._say("alarm", base, f"alarm at step {progress.steps}: {alarm.text}")
         self.compressor(progress.compressor, base)
         if progress.steps < self._next:
             return
@@ -341,7 +349,7 @@ class Recorder(Closing):
             return
         self._last_text = text
         self._write({"kind": kind, **base, "text": text})
-        if kind == "event":
+        if kind in ("event", "alarm"):
             self._bar.write(text)
 
     def _write(self, row: Row) -> None:
