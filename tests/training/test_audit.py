@@ -33,7 +33,7 @@ from toy_environments import (
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision
-from vinoreward.errors import ConfigError, DatasetError, TooFewNegativesError
+from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.images import View
 from vinoreward.rewards.interventions import Intervention
@@ -332,33 +332,28 @@ def test_a_seed_gives_the_same_audit_on_any_threads(bundle: Bundle, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
+    ("words", "said"),
     [
-        (["--seed", "-1"], "--seed"),
-        (["--learn-steps", "-1"], "--learn-steps"),
         (["--interventions", "a.py:b"], "--interventions"),
         (["--truth", "done"], "--truth"),
         (["--env", "NoSuch-v0"], "NoSuch-v0"),
         (["--pairs", "nowhere"], "the folders none"),
+        (["--env", "Toy-v0", "--bundle", "views"], "found --env"),  # of several images
+        (["--data", "few"], "29 episodes with a failure.*at least 30"),
     ],
 )
-def test_options_that_cannot_work_are_refused(
+def test_what_cannot_be_audited_is_refused(
     bundle: Bundle, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    words: list[str], option: str,
+    monkeypatch: pytest.MonkeyPatch, words: list[str], said: str,
 ) -> None:  # fmt: skip
-    of_all = ["audit", "--bundle", str(bundle.path), "--data", str(data)]
-    assert main([*of_all, "--out", str(tmp_path / "out"), *words]) == 1
-    assert option in capsys.readouterr().err and not (tmp_path / "out").exists()
-
-
-def test_several_images_and_too_few_episodes_are_refused(
-    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    views = save_views_bundle(tmp_path / "views")
-    words = ["audit", "--bundle", str(views.path), "--data", str(tmp_path), "--env", "Toy-v0"]
-    assert main(words) == 1 and "found --env" in capsys.readouterr().err
-    with pytest.raises(TooFewNegativesError, match=r"29 episodes with a failure.*at least 30"):
-        audit(bundle, write_folder(tmp_path / "data", 29))
+    monkeypatch.chdir(tmp_path)
+    if "views" in words:
+        save_views_bundle(tmp_path / "views")
+    if "few" in words:
+        write_folder(tmp_path / "few", 29)
+    of_all = ["audit", "--bundle", str(bundle.path), "--data", str(data), "--out", "out"]
+    assert main([*of_all, *words]) == 1
+    assert re.search(said, capsys.readouterr().err) and not (tmp_path / "out").exists()
 
 
 # --- which images are used ---------------------------------------------------------------------
@@ -376,11 +371,9 @@ def test_claims_that_stay_without_their_cause(bundle: Bundle, data: Path, tmp_pa
     assert report.pairs == [PairRow("moved", 7, 7, 0), PairRow("removed", 8, 8, 8)]
     assert report.faults[0] == "of 8 claims 8 stay when the cause is removed"
     assert report.false_positives.images[0].probability > 0.9
-    for missing in ("success", "removed"):
-        shutil.rmtree(pairs / "moved", ignore_errors=True)
-        shutil.rmtree(pairs / missing)
-        with pytest.raises(DatasetError, match="has the folders"):
-            audit(bundle, data, dataclasses.replace(SHORT, pairs=pairs))
+    shutil.rmtree(pairs / "success")
+    with pytest.raises(DatasetError, match="has the folders"):
+        audit(bundle, data, dataclasses.replace(SHORT, pairs=pairs))
 
 
 def test_an_episode_gives_one_image_of_each_label(bundle: Bundle, tmp_path: Path) -> None:
@@ -396,7 +389,7 @@ def test_an_episode_gives_one_image_of_each_label(bundle: Bundle, tmp_path: Path
 def test_of_an_own_folder_the_content_says_what_was_kept_for_the_test(
     bundle: Bundle, tmp_path: Path
 ) -> None:
-    """Also once images were added; a stranger's bundle has no record."""
+    """A stranger's bundle has no record."""
     data = write_folder(tmp_path / "data", 250)
     dataset = load_dataset(data)
     train, _, test = split_by_episode(dataset)
@@ -411,9 +404,6 @@ def test_of_an_own_folder_the_content_says_what_was_kept_for_the_test(
     assert f"only the {len(test)} that were kept for the test" in report.note
     kept = int(dataset.labels[test].sum())
     assert report.corruptions.rows[0].successes == kept
-    Image.fromarray(red(250)[0]).save(data / "success" / "zzz.png")
-    grown = audit(Bundle.load(made), data, SHORT)
-    assert grown.corruptions.rows[0].successes in (kept, kept + 1)
     assert "Nothing says whether" in audit(bundle, data, SHORT).note
 
 
@@ -431,17 +421,10 @@ def test_the_environments_arguments_and_truth_are_the_bundles(
     played = SETTINGS.of(**named, env="toy_environments:ToyCorridor-v0")
     assert (played.env_kwargs, played.truth) == ({"length": 7}, "is_success")
     assert SETTINGS.of(**named, env="CartPole-v1").truth is None
-    assert SETTINGS.of(**named).env == "", "without --env nothing is played"
     rewrite(Bundle.load(made), lambda spec: spec["dataset"].update(truth="no_such.module:up"))
     with pytest.raises(ConfigError) as caught:  # a file's code is run only if the user names it
         SETTINGS.of(**named, env="ToyCorridor-v0")
     assert "truth=no_such.module:up" in str(caught.value)
-    assert "trust" not in str(caught.value).partition("trust it")[2]
-    # Where the bundle records nothing, the data do.
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "dataset.json").write_text(json.dumps(task))
-    named = {"bundle": str(bundle.path), "data": tmp_path / "data"}
-    assert SETTINGS.of(**named, env="ToyCorridor-v0").truth == "is_success"
 
 
 MODULE = """
@@ -467,17 +450,11 @@ def forgetful(env):
         return lambda: None
     return [Intervention("lost", lost)]
 
-def none(env):
-    return 3
-
 def broken(env):
     return env.no_such_part
 
 def breaks(env):
     return [Intervention("breaks", lambda random: random.no_such_number())]
-
-def silent(env):
-    return [Intervention("silent", lambda random: None)]
 """
 
 
@@ -511,11 +488,8 @@ def test_claims_that_do_not_need_their_cause_are_a_fault(
     ("function", "message"),
     [
         ("forgetful", "'lost' does not undo what it did: the image differs by"),
-        ("none", "none gives 3"),
         ("broken", "broken fails.*no_such_part"),
         ("breaks", "'breaks' fails.*no_such_number"),
-        ("silent", "'silent' fails.*not callable"),
-        ("missing", "missing"),
     ],
 )
 def test_interventions_that_cannot_work_are_named(

@@ -115,7 +115,6 @@ def test_all_broken_images_are_listed_or_left_out(
     assert "success/1.png" in capsys.readouterr().out
     # So do the commands that follow on the same folder.
     assert len(load_labelled(tmp_path, dataset.image(), "success").files) == 6
-    assert "(2 of 8 images)" in capsys.readouterr().out
     for file in tmp_path.rglob("*.png"):
         file.write_bytes(b"no image")
     with pytest.raises(DatasetError, match="8 of 8 images"):
@@ -142,7 +141,7 @@ def test_what_nobody_meant_is_skipped_and_what_is_passed_over_is_counted(
     assert "1 images in" in said and "no class's folder" in said
 
 
-@pytest.mark.parametrize("label", ["Success", "suc cess", "", " "])
+@pytest.mark.parametrize("label", ["Success", " "])
 def test_labels_that_differ_in_case_or_spaces_or_are_empty_are_refused(
     tmp_path: Path, label: str
 ) -> None:
@@ -159,16 +158,6 @@ def test_labels_that_differ_in_case_or_spaces_or_are_empty_are_refused(
         assert load_dataset(data, success_label=label).labels.sum() == 4
 
 
-def test_several_sizes_are_an_error_unless_a_size_is_asked_for(tmp_path: Path) -> None:
-    image_folder(tmp_path)
-    image(tmp_path / "success" / "9.png", 5, size=(30, 20))
-    with pytest.raises(DatasetError, match=r"9\.png has 30x20 pixels.*--image-size 16 20"):
-        load_dataset(tmp_path)
-    dataset = load_dataset(tmp_path, size=(16, 20))
-    assert dataset.images.shape == (9, 16, 20, 3)
-    assert dataset.resized
-
-
 def test_the_most_common_size_is_chosen_and_made_smaller(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +165,9 @@ def test_the_most_common_size_is_chosen_and_made_smaller(
     for number, size in enumerate([other, usual, usual, other, usual]):
         for label in ("success", "failure"):
             image(tmp_path / label / f"{number}.png", number, size)
+    with pytest.raises(DatasetError, match=r"has 480x720 pixels.*--image-size 16 20"):
+        load_dataset(tmp_path)
+    assert load_dataset(tmp_path, size=(16, 20)).images.shape == (10, 16, 20, 3)
     dataset = load_dataset(tmp_path, choose_size=True)
     assert dataset.images.shape == (10, 107, 160, 3)
     assert dataset.image().resize == "pil_bilinear"
@@ -191,15 +183,6 @@ def test_the_most_common_size_is_chosen_and_made_smaller(
     small = load_dataset(image_folder(tmp_path / "small"), choose_size=True)
     assert small.images.shape[1:3] == (16, 20) and small.image().resize == "none"
     assert capsys.readouterr().out == ""
-
-
-def test_a_part_that_is_cut_out_has_its_own_size_chosen(tmp_path: Path) -> None:
-    for label in ("success", "failure"):
-        image(tmp_path / label / "0.png", 7, (400, 500))
-        image(tmp_path / label / "1.png", 7, (500, 400))
-    cut = load_dataset(tmp_path, crop=(10, 20, 300, 320), choose_size=True)
-    assert cut.images.shape[1:3] == (150, 160)
-    assert cut.image().crop == (10, 20, 300, 320) and cut.image().resize == "pil_bilinear"
 
 
 def episodes_folder(
@@ -287,13 +270,6 @@ def test_a_small_file_with_huge_pixels_is_refused_before_it_is_decoded(tmp_path:
         target.write_bytes(data)
         with pytest.raises(DatasetError, match=r"0\.png.*5000x4000 pixels.*4096x4096"):
             load_dataset(tmp_path, size=(16, 20))
-    # Larger still, PIL itself refuses.
-    header = bytearray(png_of(1, 1))
-    header[16:24] = struct.pack(">II", 30_000, 30_000)
-    header[29:33] = struct.pack(">I", zlib.crc32(bytes(header[12:29])))
-    target.write_bytes(bytes(header))
-    with pytest.raises(DatasetError, match=r"0\.png.*far too many pixels"):
-        load_dataset(tmp_path, size=(16, 20))
 
 
 @pytest.mark.parametrize("kind", ["EPS", "GIF", "TIFF"])
@@ -343,88 +319,43 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path, what: str) -> None:
         for call in (load_dataset, load_frames):
             with pytest.raises(DatasetError, match=rf"{what} is a link out of the folder"):
                 call(folder)
-
-
-def test_only_links_within_the_folder_are_followed(tmp_path: Path) -> None:
-    image_folder(tmp_path / "data")
-    (tmp_path / "data" / "failure" / "again.png").symlink_to("0.png")
-    (tmp_path / "link").symlink_to("data")
-    assert len(load_dataset(tmp_path / "link").labels) == 9
-    (tmp_path / "data" / "everything").symlink_to("/")
-    with pytest.raises(DatasetError, match="everything is a link out of the folder"):
-        load_dataset(tmp_path / "data")
-
-
-GOOD = "success/0.png,success,0\nfailure/0.png,failure,1\n"
+    (elsewhere / "failure" / "again.png").symlink_to("0.png")  # within the folder it is followed
+    (elsewhere / "metadata.csv").unlink()
+    assert len(load_dataset(elsewhere).labels) == 9
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ("../elsewhere.png,success,0", "relative to the folder"),
-        ("/etc/hostname,success,0", "relative to the folder"),
-        ("success/../../x.png,success,0", "relative to the folder"),
         ("success/0.png,success,0", r"line 4: success/0\.png stands in it twice"),
         ("a,b,0,more,cells", "line 4: its columns"),
-        ("success/1.png,success", "line 4: invalid literal"),
         ("success/1.png,success,one", "line 4: invalid literal"),
-        ("success/1.png,success," + "9" * 30, "number is too large"),
         ("x" * 140_000 + ",success,0", "field larger than"),
-        ("x" * 2000 + ",success,0", "too many or unprintable"),
         ("success/1.png," + "x" * 200 + ",0", "category is too long"),
-        ("success/1.png\0,success,0", "too many or unprintable|NUL"),
         ("success/\ufffe\x1b[2J.png,success,0", "unprintable"),
         (b"success/\xff\xfe.png,success,0", "utf-8"),
-    ],
-)
-def test_a_table_that_cannot_be_right_is_one_sentence(
-    tmp_path: Path, row: str | bytes, message: str
-) -> None:
-    table(image_folder(tmp_path), "success/0.png,success,0", "failure/0.png,failure,1")
-    with (tmp_path / "metadata.csv").open("ab") as stream:
-        stream.write(row if isinstance(row, bytes) else row.encode("utf-8"))
-    for call in (load_dataset, load_frames):
-        with pytest.raises(DatasetError, match=message):
-            call(tmp_path)
-
-
-def test_a_distance_that_is_no_number_and_other_columns_are_refused(tmp_path: Path) -> None:
-    table(
-        image_folder(tmp_path),
-        "success/0.png,success,0,near",
-        columns="file,label,episode,distance",
-    )
-    with pytest.raises(DatasetError, match="line 2: could not convert"):
-        load_dataset(tmp_path)
-    table(tmp_path, "1,2", columns="name,class")
-    with pytest.raises(DatasetError, match="line 2: its columns are name, class"):
-        load_dataset(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
         ("[" * 100_000 + "]" * 100_000, "nested too deep"),
-        ('{"scene": ' + '{"a": ' * 50 + "1" + "}" * 51, "nested too deep"),
         ("[]", "valid dictionary"),
-        ('{"scene": []}', "scene: Input should be"),
         ('{"scene": {"height": [1]}}', r"scene\.height: Input should be"),
         ('{"scene": {"height": NaN}}', "NaN"),
-        ('{"seed": "zero"}', "seed: Input should be"),
-        ('{"seed": 99999999999999999999}', "seed: "),
-        ('{"env": {"a": 1}}', "env: Input should be"),
         ('{"x": "' + "x" * 2_000_000 + '"}', "more than"),
         (b'{"env": "\xff"}', "codec"),
     ],
+    ids=lambda value: str(value)[:20],
 )
-def test_a_description_that_cannot_be_right_is_one_sentence(
-    tmp_path: Path, text: str | bytes, message: str
+def test_a_table_or_description_that_cannot_be_right_is_one_sentence(
+    tmp_path: Path, row: str | bytes, message: str
 ) -> None:
-    image_folder(tmp_path)
-    data = text if isinstance(text, bytes) else text.encode("utf-8")
-    (tmp_path / "dataset.json").write_bytes(data)
-    with pytest.raises(DatasetError, match=rf"dataset\.json.*{message}.*Expected the file that"):
-        load_dataset(tmp_path)
+    """Another row of the table, or the whole of dataset.json."""
+    table(image_folder(tmp_path), "success/0.png,success,0", "failure/0.png,failure,1")
+    content = row if isinstance(row, bytes) else row.encode("utf-8")
+    described = content[:1] in b"[{"
+    with (tmp_path / ("dataset.json" if described else "metadata.csv")).open("ab") as stream:
+        stream.write(content)
+    for call in (load_dataset,) if described else (load_dataset, load_frames):
+        with pytest.raises(DatasetError, match=message):
+            call(tmp_path)
 
 
 def test_names_that_cannot_be_printed_are_refused_and_shown(tmp_path: Path) -> None:
@@ -568,8 +499,6 @@ def test_a_number_that_tells_the_label_is_warned_of() -> None:
     ]
     trap = next(sentence for sentence in find_label_leakage(easy) if sentence.startswith("goal"))
     assert re.search(r"goal alone tells the label of [89]\d% of the images; it is the same", trap)
-    labels = [{**row, "label": {"success": "good", "failure": "bad"}[row["label"]]} for row in easy]
-    assert find_label_leakage(labels, "good") == find_label_leakage(easy)
 
 
 def test_images_of_both_labels_are_found_before_a_training(tmp_path: Path) -> None:
@@ -580,14 +509,11 @@ def test_images_of_both_labels_are_found_before_a_training(tmp_path: Path) -> No
             path = tmp_path / label / f"{index:03d}.png"
             path.parent.mkdir(exist_ok=True)
             Image.fromarray(one).save(path)
-    for both, found in ((0, None), (40, "80 of 200 images")):
-        for index in range(both):
-            shutil.copy(
-                tmp_path / f"failure/{index:03d}.png", tmp_path / f"success/{index:03d}.png"
-            )
-        said = find_conflicting_duplicates(load_dataset(tmp_path))
-        assert said is None if found is None else said is not None and found in said
+    assert find_conflicting_duplicates(load_dataset(tmp_path)) is None
     for index in range(70):
         shutil.copy(tmp_path / f"failure/{index:03d}.png", tmp_path / f"success/{index:03d}.png")
+        if index == 39:
+            said = find_conflicting_duplicates(load_dataset(tmp_path))
+            assert said is not None and "80 of 200 images" in said
     with pytest.raises(DatasetError, match=r"140 of 200 .* failure/000.png and success/000"):
         find_conflicting_duplicates(load_dataset(tmp_path))

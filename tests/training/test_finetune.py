@@ -15,8 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_folders import SIZE, make_images, write_folder
-from PIL import Image
+from image_folders import make_images, write_folder
 from safetensors.torch import save as safetensors_bytes
 
 from vinoreward.backends.torch_classifiers import build
@@ -33,13 +32,12 @@ from vinoreward.rewards.calibration import threshold_for_fpr
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.classifier import finetune
 from vinoreward_training.classifier.bundle import golden_indices
-from vinoreward_training.classifier.corruptions import TRAINED, randomly_corrupted
+from vinoreward_training.classifier.corruptions import randomly_corrupted
 from vinoreward_training.classifier.evaluation import (
     Verdict,
     average_precision,
     finer,
     give_verdict,
-    per_category,
     raised_threshold,
     rates,
     refuse_useless,
@@ -51,7 +49,6 @@ from vinoreward_training.classifier.training import (
     SAMPLE,
     ChannelsLast,
     ClassifierFit,
-    augment,
     check_unseen,
     margin_targets,
     read_record,
@@ -61,8 +58,6 @@ from vinoreward_training.classifier.training import (
 from vinoreward_training.cli import main
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
-from vinoreward_training.policy.train import SETTINGS as TRAIN
-from vinoreward_training.policy.train import train
 from vinoreward_training.runs.fit import CHECKPOINT
 
 
@@ -107,15 +102,6 @@ def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
     )
 
 
-def test_augmentation_keeps_shape_and_type_and_is_decided_by_its_seed() -> None:
-    images = torch.from_numpy(make_images(4)[0])
-    one = augment(images, 0.5, torch.Generator().manual_seed(1))
-    two = augment(images, 0.5, torch.Generator().manual_seed(1))
-    assert one.shape == images.shape and one.dtype == torch.uint8
-    assert torch.equal(one, two) and not torch.equal(one, images)
-    assert augment(images, 0.0, torch.Generator()) is images
-
-
 def test_a_share_of_the_images_is_corrupted_and_all_views_alike() -> None:
     images = np.random.default_rng(0).integers(0, 256, (200, 24, 30, 3), dtype=np.uint8)
     before = images.copy()
@@ -128,10 +114,6 @@ def test_a_share_of_the_images_is_corrupted_and_all_views_alike() -> None:
     assert 40 < changed.sum() < 80 and np.array_equal(before, images)
     assert np.array_equal(some, drawn(0.3)) and not np.array_equal(some, drawn(0.3, 1))
     assert np.array_equal(drawn(0.0), images)
-    one = tuple(one for one in TRAINED if one.name == "less light")
-    gains = randomly_corrupted(images, 1.0, np.random.default_rng(0), (), one).mean(axis=(1, 2, 3))
-    ratio = gains / images.mean(axis=(1, 2, 3))
-    assert 0.69 < ratio.min() < 0.75 and 0.95 < ratio.max() < 1.01
     both = np.concatenate([images, images], axis=1)
     views = (View(name="front", height=24), View(name="wrist", height=24))
     found = randomly_corrupted(both, 1.0, np.random.default_rng(0), views)
@@ -161,12 +143,7 @@ def truth_in(dataset: Dataset, images: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("fails_below", "fails", "light"),
-    [
-        (0.75, "claims", [0.85, 1.3]),
-        (0.9, "claims", [1.0, 1.3]),
-        (0.9, "misses", [1.0, 1.3]),
-        (2.0, "claims", [1.0, 1.0]),
-    ],
+    [(0.75, "claims", [0.85, 1.3]), (0.9, "misses", [1.0, 1.3]), (2.0, "claims", [1.0, 1.0])],
 )
 def test_a_detector_accepts_no_light_in_which_the_network_is_wrong(
     fails_below: float, fails: str, light: list[float]
@@ -262,9 +239,6 @@ def test_weights_that_have_seen_held_out_images_are_refused(count: int, tmp_path
     for dataset in (moved, first, moved):
         third = record_of(dataset, parts[0], started=True, before=third)
     assert third.captures == ("scene seed 5", "scene seed 7")
-    path.write_bytes(safetensors_bytes({"a": torch.zeros(1)}, {"trained_on": third.to_text()}))
-    again = read_record(path)
-    assert again is not None and again.captures == third.captures
     with pytest.raises(DatasetError, match="trained on"):
         check_unseen(second, path, other, split_by_episode(other))
 
@@ -307,7 +281,6 @@ def test_the_verdict_says_what_a_classifier_is_good_for() -> None:
     weak = verdict_of(53, 2)
     assert weak.level == "weak" and "more frames" in str(weak)
     assert verdict_of(95, 4, dead=40).reasons == ("it claims 40 of 500 dead-camera frames",)
-    assert verdict_of(95, 30).level == "weak"  # more false claims than asked for
     few = verdict_of(95, 4, episodes=0)
     assert few.level == "weak" and "support a false-positive rate of 0.03" in str(few)
     assert "finetune" in str(verdict_of(53, 2, finer=None))  # of a network from elsewhere
@@ -356,41 +329,12 @@ def test_average_precision_is_the_mean_precision_at_each_success(
     assert (np.diff(x) >= 0).all() and (np.diff(y) >= 0).all() and y[-1] == 1
 
 
-def test_rates_count_and_bound() -> None:
-    decisions = np.array([True] * 9 + [False] + [False] * 300)
-    labels = np.array([1] * 10 + [0] * 300)
-    found = rates(decisions, labels)
-    assert (found.true_positives, found.false_negatives, found.false_positives) == (9, 1, 0)
-    assert found.recall == 0.9 and found.recall_low < 0.9 < found.recall_high
-    assert found.fpr_high == pytest.approx(1 - 0.05 ** (1 / 300))
-    table = per_category(decisions, labels, ["a"] * 10 + ["b"] * 300)
-    assert table[0] == {"category": "a", "frames": 10, "wrong": 1, "share wrong": "10.00%"}
-
-
 def test_golden_frames_are_of_both_classes_and_hold_the_closest_ones() -> None:
     random = np.random.default_rng(0)
     log_odds, labels = random.normal(size=200), random.integers(0, 2, 200)
     chosen = golden_indices(log_odds, labels, 0.3)
     assert len(chosen) == 8 and labels[chosen].sum() == 4
     assert int(np.argmin(np.abs(log_odds - 0.3))) in chosen
-
-
-def test_photographs_are_spoken_of_in_their_own_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data, out = write_folder(tmp_path / "data", 4), tmp_path / "run"
-    large = np.zeros((1500, 2000, 3), np.uint8)
-    for index in range(5):
-        large[index] = 255
-        Image.fromarray(large).save(data / "success" / f"{index}.jpg")
-    (data / "success" / "broken.jpg").write_bytes(b"no image")
-    words = ["finetune", "--data", str(data), "--out", str(out)]
-    assert main(words) == 1
-    said = capsys.readouterr()
-    assert "images of 1500x2000 and other sizes are resized to 120x160" in said.out
-    assert "each image counts as an episode of its own" in said.out
-    assert "(1 of 10 images)" in said.out
-    assert "add more images of either class" in said.err and "capture" not in said.err
 
 
 def test_a_checkpoint_or_record_of_something_else_is_an_error(tmp_path: Path) -> None:
@@ -403,7 +347,7 @@ def test_a_checkpoint_or_record_of_something_else_is_an_error(tmp_path: Path) ->
         with pytest.raises(ConfigError, match="--out"):
             fit_of(tmp_path, resume=True)
     path = tmp_path / "w.safetensors"
-    for text in ("[", "{}", '{"sample": "AAAA", "datasets": [], "limit": 1, "split": "x"}'):
+    for text in ("[", '{"sample": "AAAA", "datasets": [], "limit": 1, "split": "x"}'):
         path.write_bytes(safetensors_bytes({"a": torch.zeros(1)}, {"trained_on": text}))
         with pytest.raises(ModelCorruptError, match="trained on"):
             read_record(path)
@@ -412,10 +356,6 @@ def test_a_checkpoint_or_record_of_something_else_is_an_error(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ("--epochs 0", "epochs"),
-        ("--learning-rate 1", "learning_rate"),
-        ("--target-fpr 0", "target_fpr"),
-        ("--seed -1", "seed"),
         ("--image-crop 0 0 0 8", "image_crop"),
         ("--freeze", "freeze"),
         ("--pretrained --weights w.pt", "pretrained"),
@@ -448,8 +388,7 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right_after_ctrl_c(
     (line,) = re.findall(r"^Continue with: vinoreward (.*)$", capsys.readouterr().out, re.M)
     assert shlex.split(line) == ["finetune", "--resume", "--out", str(out)]
     # What is refused at once changes no settings of the run.
-    other = write_folder(tmp_path / "other", 120)
-    assert main([*shlex.split(line), "--data", str(other)]) == 1
+    assert main([*shlex.split(line), "--data", str(tmp_path)]) == 1
     assert main(shlex.split(line)) == 0
     assert steps[:4] == [0, 1, 2, 3] and len(steps) == 3 + steps[-1] + 1 - 3
     assert "INT8: none, FP32 works all the same." in capsys.readouterr().out  # too few frames
@@ -460,14 +399,9 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right_after_ctrl_c(
     assert bundle.spec.dataset["sha256"] == dataset.sha256
     assert bundle.spec.metrics["test"]["recall"] == 1.0
     assert bundle.spec.decision.chosen_for["target_fpr"] == 0.2
-    names = {path.name for path in (bundle.path / "images").iterdir()}
-    assert {"roc.png", "mistakes.png"} <= names
     card, verdict = (bundle.path / "README.md").read_text(), bundle.spec.metrics["verdict"]
-    low, high = bundle.spec.decision.chosen_for["recall_interval"]
-    assert f"- recall_interval: {low:.4g}, {high:.4g}" in card and "- notes:" not in card
     assert f"## Verdict: {verdict['level']}" in card
     assert "| dead_camera: black | 40 | 0 |" in card
-    assert (out / "report.html").is_file()
     with Classifier(bundle) as classifier:
         claimed = classifier.probability(dataset.images) >= classifier.threshold
     assert (claimed == (dataset.labels == 1)).mean() > 0.95
@@ -476,28 +410,3 @@ def test_an_image_folder_becomes_a_bundle_that_decides_right_after_ctrl_c(
     taken, weights = len(steps), (bundle.path / "model.safetensors").read_bytes()
     assert main(shlex.split(line)) == 0
     assert len(steps) == taken and (bundle.path / "model.safetensors").read_bytes() == weights
-
-
-@pytest.mark.slow
-def test_a_classifier_of_nothing_is_useless_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    random = np.random.default_rng(0)
-    data = tmp_path / "data"
-    for index, label in enumerate(random.integers(0, 2, 160)):
-        path = data / ("success" if label else "failure") / f"{index:04d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (*SIZE, 3), dtype=np.uint8)).save(path)
-    foreign = tmp_path / "foreign.safetensors"
-    foreign.write_bytes(safetensors_bytes(build("squeezenet1_1").state_dict()))
-    out = tmp_path / "run"
-    config = FinetuneConfig(data=data, out=out, weights=foreign, epochs=1, target_fpr=0.3)
-    assert finetune.run(config) == 3
-    said = capsys.readouterr().out
-    assert "verdict: useless" in said and "next:" not in said and "INT8" not in said
-    assert "more --epochs" in said
-    assert "not learnt even its training frames" in said and "--image-size 64 80" in said
-    path = out / "bundle"
-    assert "foreign.safetensors carries no record" in (path / "README.md").read_text()
-    with pytest.raises(UselessClassifierError, match="--force"):
-        train(TRAIN.of(out=tmp_path / "policy", bundle=str(path)))

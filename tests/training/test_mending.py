@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
@@ -17,14 +16,14 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save_file
 from tiny_network import rewrite
-from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle
+from toy_environments import HEIGHT, WIDTH, save_toy_bundle
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import Decision
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import sha256
 from vinoreward.images import View
-from vinoreward.rewards.interventions import Axis, SearchSpace
+from vinoreward.rewards.interventions import Axis
 from vinoreward_training.audit.checks import Check, share_check
 from vinoreward_training.audit.report import AuditReport
 from vinoreward_training.audit.search import Hole, SearchReport
@@ -33,7 +32,7 @@ from vinoreward_training.configs import MendConfig
 from vinoreward_training.data.dataset import Dataset, load_dataset, split_by_episode
 from vinoreward_training.labelling.labels import Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
-from vinoreward_training.mending.command import CANDIDATE, SETTINGS, keep_better
+from vinoreward_training.mending.command import CANDIDATE, keep_better
 from vinoreward_training.mending.comparison import (
     Comparison,
     compare_bundles,
@@ -43,7 +42,6 @@ from vinoreward_training.mending.comparison import (
 )
 from vinoreward_training.mending.labelled import Labelled, keep_held_out, read_all
 from vinoreward_training.mending.refit import WEIGHTS, passes_over, share_of_labels, shares_of
-from vinoreward_training.runs.run_folder import RunFolder
 
 
 def corridors(folder: Path, count: int = 40) -> Path:
@@ -198,20 +196,15 @@ STAY = {"stay": share(0.5, 0.05, 20)}
     ("old", "new", "worse"),
     [
         (Audited({"x": share(0, 0.001, 20000)}), Audited({"x": share(0.0009, 0.001, 20000)}), None),
-        (Audited({"x": share(0.5, 0.001, 20000)}), Audited({"x": share(0.4, 0.001, 20000)}), None),
         (Audited({"x": share(0, 0.001, 20000)}), Audited({"x": share(0.002, 0.001, 20000)}), "x"),
         (Audited({"x": share(0.01, 0.001, 20000)}), Audited({"x": share(0.02, 0.001, 20000)}),
          "x"),
         (Audited({}), Audited({}, ("under less light it claims 0 of 200",)), "faults that the"),
-        (Audited({}, ("one",)), Audited({}, ("one", "two")), None),
-        (Audited(STAY), Audited({}), None),
-        (Audited({}), Audited({"stay": share(0.05, 0.05, 20)}), None),
         (Audited({}), Audited({"stay": share(0.1, 0.05, 20)}), None),
         (Audited({}), Audited(STAY), "stay"),
     ],
-    ids=["within the bar", "better, beyond the bar", "misses the bar", "worse beyond the bar",
-         "a first fault", "one more", "not measured any more", "new, fine", "new, by chance",
-         "new, misses its bar"],
+    ids=["within the bar", "misses the bar", "worse beyond the bar", "a first fault",
+         "new, by chance", "new, misses its bar"],
 )  # fmt: skip
 def test_an_audit_that_is_worse_beyond_its_bar_is_refused(
     dataset: Dataset, bundle: Bundle, old: Audited, new: Audited, worse: str | None
@@ -271,18 +264,6 @@ def test_of_many_measures_some_are_worse_by_chance(p_values: list[float | None])
     assert reject_nulls_bh(p_values) == [one is None or one <= limit for one in p_values]
 
 
-def test_a_bundle_that_is_no_worse_is_rarely_refused() -> None:
-    """Fifty measures by the same network, of different frames: nine in ten have one below 5 %."""
-    random = np.random.default_rng(0)
-    refused = [0, 0]
-    for _ in range(200):
-        claims = random.random((50, 2, 400)) < 0.1
-        p_values = [sign_test_pvalue(before, after) for before, after in claims]
-        refused[0] += min(p_values) < 0.05
-        refused[1] += any(reject_nulls_bh(p_values))
-    assert refused[0] > 160 and refused[1] < 20
-
-
 def test_a_search_gives_the_measures_of_its_sample_and_of_holes() -> None:
     search = SearchReport("room", (Axis("x", 0.0, 1.0, "m"),), failures=1000, claimed=3)
     report = AuditReport("toy", searches=[search])
@@ -292,10 +273,7 @@ def test_a_search_gives_the_measures_of_its_sample_and_of_holes() -> None:
         search.holes = [Hole((0.0,), 0.9, around, claimed)]
         hole = report.measures["a hole in the space 'room'"]
         assert (hole.value, hole.limit, hole.of) == (found, 0.0, 0)
-
-
-def test_a_first_hole_is_worse() -> None:
-    """Both audits score the same states, so chance has no part in it."""
+    # A first hole is worse: both audits score the same states, so chance has no part in it.
     none, hole = Check("", False), Check("", True, value=1.0)
     assert increase_pvalue(none, hole) is None
     assert increase_pvalue(hole, hole) == increase_pvalue(hole, none) == 1.0
@@ -314,20 +292,6 @@ def test_the_p_value_of_a_higher_share_is_binomial(
     # A bar of 0 is exceeded by any claim.
     expected = chance if new / new_of > old / old_of else 1.0
     assert increase_pvalue(before, after) == pytest.approx(expected)
-
-
-@given(st.integers(1, 400), st.floats(0.001, 0.5), st.data())
-@settings(max_examples=60, deadline=None)
-def test_a_share_that_was_not_measured_before_is_compared_with_its_limit(
-    of: int, bar: float, data: st.DataObject
-) -> None:
-    """The probability of so many claims or more, where as many are right as the limit says."""
-    claimed = data.draw(st.integers(0, of))
-    after = share_check("", claimed, of, bar)
-    p, rising = after.limit, range(claimed, of + 1)
-    chance = sum(math.comb(of, k) * p**k * (1 - p) ** (of - k) for k in rising)
-    found = increase_pvalue(dataclasses.replace(after, value=0.0, of=0), after)
-    assert found == pytest.approx(chance if claimed / of > p else 1.0)
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -367,78 +331,33 @@ def test_a_mended_bundle_is_kept_if_it_is_no_worse(
         assert "kept the old bundle, as the new one is worse:" in said
 
 
-def test_a_stopped_mending_continues_with_its_own_settings(tmp_path: Path) -> None:
-    config = MendConfig(
-        bundle="b", data=tmp_path, labels=(tmp_path,), out=tmp_path / "out", target_fpr=0.02
-    )
-    with RunFolder(config.out, config) as folder:
-        (folder / CANDIDATE).mkdir()
-    again = SETTINGS.parse(["--resume", "--out", str(config.out)], prog="mend")
-    assert again == dataclasses.replace(config, resume=True)
-    with pytest.raises(ConfigError) as found:
-        SETTINGS.of(out=config.out, resume=True, bundle="other")
-    assert found.value.field == "bundle"
-
-
-class Undrawable(Corridor):
-    """Lacks a package to draw with."""
-
-    def render(self) -> Any:
-        raise gym.error.DependencyNotInstalled('run `pip install "gymnasium[drawing_board]"`')
-
-
-class Searchable(Corridor):
-    """Offers its cells to be searched."""
-
-    def audit_spaces(self) -> list[SearchSpace]:
-        return [SearchSpace("cells", (Axis("cell", 0.0, 9.0),), lambda state: False)]
-
-
-gym.register("UndrawableCorridor-v0", entry_point=Undrawable)
-gym.register("SearchableCorridor-v0", entry_point=Searchable)
-SEARCHED = ("--env", "SearchableCorridor-v0", "--truth", "is_success")
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--bundle", "panda-hover-encoder"], "--bundle"),
-        (["--target-fpr", "1"], "--target-fpr"),
         (["--truth", "done"], "--truth.*without --env would ignore"),
-        (["--env", "UndrawableCorridor-v0"], r"UndrawableCorridor-v0 lacks.*\[drawing-board\]"),
-        ([*SEARCHED, "--image-source", "obs", "--env-kwargs", "observation", "image"],
-         "--image-source"),
         (["--labels", "nowhere"], "Expected labels"),
+        (["--data", "few"], "Expected at least 30: .*--resume"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_mended_is_refused_before_the_training(
     data: Path, tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str],
-    words: list[str], said: str,
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    if "few" in words:
+        corridors(tmp_path / "few", 29)
     labels = label(tmp_path / "labels", noise(12), ["failure"] * 12)
-    of_all = {
-        "--bundle": bundle.path,
-        "--data": data,
-        "--labels": labels,
-        "--out": tmp_path / "out",
-    }
+    of_all = {"--bundle": bundle.path, "--data": data, "--labels": labels, "--out": "out"}
     given = [str(word) for pair in of_all.items() if pair[0] not in words for word in pair]
     assert main(["mend", *given, *words]) == 1
     assert re.search(said, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bundle_of_several_images_or_too_few_episodes_are_refused(
-    tmp_path: Path, bundle: Bundle, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bundle_of_several_images_is_refused(tmp_path: Path, bundle: Bundle) -> None:
     image = dataclasses.replace(bundle.spec.image, views=(View("wrist", 2), View("front", 4)))
     views = dataclasses.replace(bundle, spec=dataclasses.replace(bundle.spec, image=image))
-    labels = label(tmp_path / "labels", noise(12), ["failure"] * 12)
     with pytest.raises(ConfigError) as found:
-        read_all([labels], views)
+        read_all([label(tmp_path / "labels", noise(12), ["failure"] * 12)], views)
     assert found.value.field == "bundle"
-    few = corridors(tmp_path / "few", 29)
-    words = ["--bundle", bundle.path, "--data", few, "--labels", labels, "--out", tmp_path / "out"]
-    assert main(["mend", *map(str, words)]) == 1
-    assert re.search("Expected at least 30: .*--resume", capsys.readouterr().err)
-    assert not (tmp_path / "out").exists()

@@ -38,7 +38,6 @@ from vinoreward_training.runs.next_command import (
     sibling_path,
     to_compare,
     to_mend,
-    to_more_images,
     to_play,
     to_train,
     unique_path,
@@ -115,14 +114,9 @@ def test_from_images_to_a_policy_by_what_is_printed(
     assert "next:" not in said and "No clear sign that the policy cheats" in said
     assert [each[0] for each in ran] == chain
     assert ran == told_there[:5]  # the tutorial's are those that are printed
-    for name in ("train", "play"):
-        words = next(each for each in ran if each[0] == name)
-        assert words[words.index("--env") + 1] == env
     bundle = Path(ran[2][ran[2].index("--bundle") + 1], "bundle")
     assert json.loads((bundle / "bundle.json").read_text("utf-8"))["dataset"]["env"] == env
     run = Path(ran[4][ran[4].index("--run") + 1])
-    policy = json.loads((run / "policy.json").read_text("utf-8"))
-    assert (policy["env"], policy["truth"]) == (env, "success")
     found = json.loads((run / "play.json").read_text("utf-8"))["evaluation"]
     assert found["truth_key"] == "success"
     # The policy does truly what is claimed: it learned in the environment of the images.
@@ -147,7 +141,6 @@ def test_the_readme_uses_the_folders_that_are_printed(
     lines = [["vinoreward", *words] for words in told(section.split("\n## ")[0])]
     of = {words[1]: words for words in lines}
     env, data = "your_package:YourRobot-v0", Path("data/yourrobot")
-    assert of["capture"][2:] == ["--env", env]
     assert shlex.split(after_capture(data)) == of["finetune"]
     bundle = Path.cwd() / "runs/yourrobot/bundle"  # absolute, as bundles know it
     trained = spec(env=env)
@@ -161,9 +154,7 @@ def test_the_readme_uses_the_folders_that_are_printed(
     [
         (Path("data/hover"), "hover-classifier"),
         (Path("data/mine/../my images (2)"), "my-images-2-classifier"),
-        (Path("/"), "classifier"),
         ("my_package:CartPole-v1", "cartpole-classifier"),
-        ("ALE/Pong-v5", "pong-classifier"),
     ],
 )
 def test_a_bundle_is_called_after_what_it_is_trained_on(source: Path | str, name: str) -> None:
@@ -245,8 +236,6 @@ def test_what_was_stopped_goes_on_with_all_that_it_needs() -> None:
         "vinoreward capture --resume --out d --env my:Arm-v0 --policy up.py:act --truth up.py:up "
         "--frames 9"
     )
-    known = CaptureConfig(out=Path("d"), env="CartPole-v1", policy="runs/pole-policy")
-    assert resume_capture(known) == "vinoreward capture --resume --out d"
 
 
 class Walled(gym.Env[Any, Any]):
@@ -332,20 +321,6 @@ def test_what_a_run_does_not_say_is_left_to_the_user(runs: Path) -> None:
     assert after_mending(Path("new"), config) == "vinoreward audit --bundle new --data d --seed 1"
 
 
-def test_a_weak_classifier_leads_to_more_images(tmp_path: Path) -> None:
-    captured = CaptureConfig(out=tmp_path / "data", env="CartPole-v1", truth="up.py:up", frames=900)
-    record(captured.out, captured)
-    line = to_more_images(captured.out, 2000)
-    assert line == (
-        f"vinoreward capture --resume --out {captured.out} --truth up.py:up --frames 2000"
-    )
-    assert (parsed(line).frames, parsed(line).resume) == (2000, True)
-    videos = dataclasses.replace(captured, out=tmp_path / "videos", recordings=Path("recordings"))
-    record(videos.out, videos)
-    for folder in (videos.out, tmp_path / "photographs"):
-        assert to_more_images(folder, 2000).startswith(f"add images to {folder}, about 2000 in all")
-
-
 @pytest.mark.parametrize(
     ("count", "level", "said"),
     [
@@ -366,30 +341,18 @@ def test_a_training_prints_what_its_images_suffice_for(
     assert f"next: {said.format(data=data)}" in capsys.readouterr().out
 
 
-def test_a_run_on_the_truth_leaves_out_what_it_refuses(runs: Path) -> None:
-    options = {"hold": 3, "reward_mode": "potential"}
-    learned = dataclasses.replace(LEARNED, truth=None, on_ood="warn", **options)
-    record(runs / "policy", learned)
-    compared = parsed(to_compare(runs / "policy", vars(learned)))
-    changed = {name: getattr(TrainConfig(), name) for name in (*options, "on_ood")}
-    assert vars(compared) == vars(learned) | changed | {
-        "learner": "sb3", "backend": "oracle", "out": runs / "policy-oracle",
-        "config": runs / "policy" / "config.yaml",
-        "algorithm_kwargs": compared.algorithm_kwargs | learned.algorithm_kwargs,
-    }  # fmt: skip
-
-
 def test_every_printed_line_is_what_its_command_takes(runs: Path) -> None:
     bundle, data, policy = Path(BUNDLE), Path("data/pole"), runs / "pole-policy"
     mended = MendConfig(bundle="b", data=data, labels=(policy,), env="CartPole-v1")
     written = {"env": "Walled-v0", "truth": "pole.py:up"}
     known = spec(env="Walled-v0")
+    record(data, CaptureConfig(out=data, env="CartPole-v1", truth="up.py:up", frames=900))
     lines = [
         after_capture(data),
         after_bundle(bundle, known, data, 0), after_bundle(bundle, known, data, 30),
         to_mend(policy, 99), to_mend(policy, 0), to_play(policy, written),
         to_compare(policy, written), after_mending(bundle, mended), resume_mend(mended),
-        after_import(bundle), after_labelling({"--run": policy}, 3, 9),
+        after_import(bundle), to_more_images(data, 2000), after_labelling({"--run": policy}, 3, 9),
         after_labelling({"--run": policy}, 0), resume_capture(CaptureConfig(env="CartPole-v1")),
         *(resume_command(name, Path("new")) for name in ("capture", "finetune", "train")),
     ]  # fmt: skip
