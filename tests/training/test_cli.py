@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import subprocess
 import sys
@@ -12,7 +11,9 @@ import pytest
 
 from vinoreward.errors import install_command
 from vinoreward_training import doctor
-from vinoreward_training.cli import commands, main
+from vinoreward_training.cli import main
+from vinoreward_training.configs import CaptureConfig
+from vinoreward_training.runs.settings import Settings
 
 
 def test_usage_errors_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,30 +25,10 @@ def test_usage_errors_and_the_version(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out.startswith("vinoreward 0.")
 
 
-@pytest.mark.parametrize("name", list(commands()))
-def test_every_command_has_its_configuration_and_run(name: str) -> None:
-    place, kind = commands()[name]
-    assert callable(importlib.import_module(place).run)
-    assert dataclasses.is_dataclass(kind)
-
-
-@pytest.mark.parametrize("word", ["false", "False"])
-def test_false_in_a_table_is_not_a_word_that_counts_as_true(
-    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = ["--env-kwargs", "clip_reward", word, "--learner", "double", "true"]
-    given = ["actors", "--algorithm", "dqn", "--network", "1x8", *tables]
-    module = importlib.import_module("vinoreward_actors.command.command")
-    seen = []
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "run", lambda config: seen.append(config) or 0)
-        assert main(given) == 0
-    assert seen[0].env_kwargs == {"clip_reward": False}
-    assert seen[0].learner == {"double": True}
-    refused = [*given[:5], "--learner", "double", "5", "--out", str(tmp_path / "run")]
-    assert main(refused) == 1
-    said = capsys.readouterr().err
-    assert "'double': 5" in said and "Expected true or false" in said
+def test_false_in_a_table_is_not_a_word_that_counts_as_true() -> None:
+    words = ["--env-kwargs", "a", "false", "b", "False", "c", "true", "d", "[1, 'x']"]
+    found = Settings(CaptureConfig).parse(words, prog="vinoreward capture")
+    assert found.env_kwargs == {"a": False, "b": False, "c": True, "d": [1, "x"]}
 
 
 def test_an_error_is_one_sentence_and_exit_code_one(
@@ -81,11 +62,8 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     [
         ("capture.command", ["--env", "cheated_environments:Cheated-v0"], "data/cheated"),
         ("capture.command", ["--recordings", "mine/pick"], "data/pick"),
-        ("capture.command", [], "data/hover"),
         ("classifier.finetune", ["--data", "data/lift"], "runs/lift"),
         ("policy.train", ["--env", "cheated_environments:Cheated-v0"], "runs/cheated-policy"),
-        ("policy.train", [], "runs/hover"),
-        ("reward.command", ["--data", "photos"], "runs/photos"),
         ("reward.command", ["--env", "my_robot:Lift-v0", "--out", "runs/mine"], "runs/mine"),
     ],
 )

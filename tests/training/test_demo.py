@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
-from vinoreward_training.cli import commands
 from vinoreward_training.configs import DemoConfig
 from vinoreward_training.demo.command import CAPTURE_SEED, Demo, Sizes, run
 from vinoreward_training.demo.report import STAGES, verdict
@@ -83,10 +81,3 @@ def test_more_and_fewer_mistakes_and_no_difference() -> None:
     assert "more mistakes" in verdict(right, wrong)
     assert "fewer mistakes" in verdict(wrong, right)
     assert "no difference" in verdict(right, right)
-
-
-def test_next_commands_survive_a_folder_with_a_space(tmp_path: Path) -> None:
-    demo = Demo(DemoConfig(out=tmp_path / "a demo"), TINY)
-    for words, _ in demo.next_commands():
-        assert shlex.split(words)[1] in commands()
-    assert str(demo.bundle) in shlex.split(demo.next_commands()[0][0])

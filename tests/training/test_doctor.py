@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import importlib
 import json
+import platform
 import re
+import resource
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from vinoreward.errors import install_command
-from vinoreward.machine import cores
+from vinoreward.machine import cores, usable_cores
 from vinoreward_training import doctor
 from vinoreward_training.cli import main
 from vinoreward_training.doctor import Finding
+from vinoreward_training.runs.fit import prepare_torch
 from vinoreward_training.runs.machine import (
     cpu_model,
     describe_machine,
-    git_commit,
+    freed_memory_kept,
     package_versions,
+    threads,
 )
 
 
@@ -58,7 +64,6 @@ def test_the_telemetry_of_each_library_is_shown(monkeypatch: pytest.MonkeyPatch)
     ("record", "expected"),
     [
         ({"dir_info": {"editable": True}}, "pip install -e '{path}[train]'"),
-        ({"dir_info": {}}, "pip install '{path}[train]'"),
         ({"archive_info": {}, "url": "{path}/a.whl"}, "pip install '{path}/a.whl[train]'"),
         ({"dir_info": {}, "url": "{path}/gone"}, "pip install '.[train]' in a copy of"),
         (
@@ -91,18 +96,10 @@ def test_an_extra_comes_from_where_vinoreward_was_installed(
 
 
 def test_a_missing_extra_comes_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution without a wheel for this Python is not called a missing extra."""
     monkeypatch.setattr(doctor, "EXTRAS", {"some": ("numpy", "no-such-thing"), "core": ("numpy",)})
     missing, installed = doctor.extras()
     assert (missing.status, installed.status) == ("missing", "ok")
     assert missing.fix == install_command("some")
-    monkeypatch.setattr(doctor, "EXTRAS", {"some": ("numpy", "pybullet")})
-    monkeypatch.setattr(doctor, "missing_of", lambda extra: ["pybullet"])
-    for first, statuses in (((3, 0), ["missing", "ok"]), ((9, 0), ["missing"])):
-        monkeypatch.setattr(doctor, "NO_PYBULLET", first)
-        found = list(doctor.extras())
-        assert [one.status for one in found] == statuses
-        assert (found[0].topic == "pybullet") == (first == (3, 0))
 
 
 @pytest.mark.parametrize(
@@ -125,12 +122,6 @@ def test_it_is_said_what_draws_mujoco_without_a_gpu(
     assert found.status == status and told in f"{found.text} {found.fix}"
 
 
-def test_a_broken_bundle_is_a_finding_not_a_crash(tmp_path: Path) -> None:
-    (found,) = doctor.golden_frames(str(tmp_path / "nowhere"))
-    assert found.status == "broken"
-    assert "nowhere" in found.text
-
-
 @pytest.mark.slow
 def test_the_doctor_runs_everything_that_is_installed(
     capsys: pytest.CaptureFixture[str],
@@ -145,9 +136,10 @@ def test_the_doctor_runs_everything_that_is_installed(
 
 
 def test_only_what_the_core_needs_decides_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    (bundle,) = doctor.golden_frames("nowhere")
+    assert bundle.status == "broken" and "nowhere" in bundle.text
     devices = Finding("openvino devices", "ok", "", core=True)
-    for broken, status in ((Finding("bundle x", "broken", ""), 0), (devices, 0),
-                           (devices._replace(status="broken"), 1)):  # fmt: skip
+    for broken, status in ((bundle, 0), (devices._replace(status="broken"), 1)):
         monkeypatch.setattr(doctor, "examine", lambda bundle, broken=broken: [devices, broken])
         assert main(["doctor"]) == status
 
@@ -160,7 +152,33 @@ def test_the_machine_is_described_as_plain_data() -> None:
     assert package_versions(("numpy", "no-such-thing"))["no-such-thing"] is None
 
 
-def test_outside_of_git_there_is_no_commit(tmp_path: Path) -> None:
-    file = tmp_path / "code.py"
-    file.write_text("", encoding="utf-8")
-    assert git_commit(file) is None
+def page_faults(size: int, times: int) -> int:
+    """Those of ``times`` arrays of ``size`` bytes, each freed before the next."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(times):
+        np.empty(size, np.uint8)[:: resource.getpagesize()] = 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's")
+def test_freed_memory_is_kept_only_where_asked() -> None:
+    size = 50 * 2**20
+    pages = size // resource.getpagesize()
+    with freed_memory_kept():
+        page_faults(size, 1)
+        kept = page_faults(size, 10)
+    after = page_faults(size, 10)
+    assert kept < pages, "the kernel gave them once"
+    assert after > 2 * kept, "each is given back to the kernel"
+
+
+def test_threads_are_as_many_as_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
+    assert threads() == 3
+    before = torch.get_num_threads()
+    prepare_torch(0)
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(before)
+    for nothing in ("", "0", "many"):
+        monkeypatch.setenv("OMP_NUM_THREADS", nothing)
+        assert threads() == usable_cores()

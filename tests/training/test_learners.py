@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -55,8 +54,8 @@ def networks(model: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("critics", "layers"),
-    [(1, [16]), (2, [16, 8]), (3, {"pi": [8], "qf": [16, 8]}), (2, [])],
-    ids=["one critic", "two", "three, with layers of their own", "no hidden layer"],
+    [(1, [16]), (3, {"pi": [8], "qf": [16, 8]}), (2, [])],
+    ids=["one critic", "three, with layers of their own", "no hidden layer"],
 )
 def test_a_gradient_step_on_many_transitions_is_that_of_sb3(
     monkeypatch: pytest.MonkeyPatch, critics: int, layers: Any
@@ -119,16 +118,13 @@ def test_an_episode_s_last_observation_is_its_own(batched: bool) -> None:
 
 
 def test_a_training_is_recorded_and_its_policy_played(tmp_path: Path) -> None:
-    runs = [tmp_path / "one", tmp_path / "other"]
+    out = tmp_path / "run"
     given = {"timesteps": 200, "stop_when_solved": None, "learner": "fused", **BATCHED}
-    results = [train(config(out, **given)) for out in runs]
-    assert results[0].steps == 200 and results[0].final.claimed is not None
-    policies = [torch.load(out / "policy.pt", weights_only=True) for out in runs]
-    for name, value in policies[0].items():
-        assert torch.equal(value, policies[1][name]), "one seed, one policy"
-    assert len(read_table(runs[0] / "episodes.csv", EPISODE_COLUMNS)) >= 16
-    assert play(PlayConfig(run=runs[0], episodes=2, film=0)).returns
-    more = train(SETTINGS.of(out=runs[0], resume=True, timesteps=240))
+    result = train(config(out, **given))
+    assert result.steps == 200 and result.final.claimed is not None
+    assert len(read_table(out / "episodes.csv", EPISODE_COLUMNS)) >= 16
+    assert play(PlayConfig(run=out, episodes=2, film=0)).returns
+    more = train(SETTINGS.of(out=out, resume=True, timesteps=240))
     assert more.steps == 240
 
 
@@ -152,28 +148,6 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: P
         assert torch.equal(value, two[name]), name
 
 
-class Doubles(gym.Env[Any, Any]):
-    """Observes float64, as Gymnasium's MuJoCo environments do."""
-
-    observation_space = gym.spaces.Box(-9, 9, (3,), np.float64)
-    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=kwargs.get("seed"))
-        return self.np_random.normal(size=3), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return self.np_random.normal(size=3), 0.0, False, self.np_random.random() < 0.1, {}
-
-
-def test_it_acts_at_once_on_observations_of_other_dtypes() -> None:
-    """As after a resume, which is past the first actions at random."""
-    env = DummyVecEnv([Doubles])
-    model = model_of("fused", env=env, learning_starts=0)
-    model.learn(5)
-    assert model.num_timesteps == 5
-
-
 def test_a_checkpoint_of_another_learner_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c.pt", model_of("fused", steps=80))
     with pytest.raises(ModelCorruptError, match="FusedSAC"):
@@ -190,18 +164,12 @@ def test_tensors_and_arrays_are_learned_from_alike() -> None:
         assert torch.equal(value, found[1][name])
 
 
-def test_a_single_environment_will_do(tmp_path: Path) -> None:
-    result = train(config(tmp_path / "run", learner="fused"))
-    assert result.steps == 120
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"env": "PandaHoverPixels-v0"}, "vectors of numbers"),
         ({"algorithm_kwargs": {"use_sde": True}}, "use_sde=True is not for --learner fused"),
         ({"algorithm_kwargs": {"ent_coef": "auto_-1"}}, "at or below 0"),
-        ({"algorithm_kwargs": {"n_steps": 3}}, "n_steps=3 is not for --learner fused"),
         ({"algorithm_kwargs": {"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}},
          "optimizer_kwargs in policy_kwargs is not for --learner fused"),
     ],

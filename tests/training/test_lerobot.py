@@ -36,9 +36,9 @@ def take(dataset: Path, out: Path, **options: object) -> Rows:
         }
 
 
-@pytest.mark.parametrize("video", [True, False])
 @pytest.mark.parametrize(
-    ("columns", "frame"), [(("next.success", "next.reward"), "next"), (("next.reward",), "same")]
+    ("video", "columns", "frame"),
+    [(True, ("next.success", "next.reward"), "next"), (False, ("next.reward",), "same")],
 )
 def test_images_and_labels_are_those_of_the_recording(
     tmp_path: Path, video: bool, columns: tuple[str, ...], frame: str
@@ -124,27 +124,23 @@ def test_images_without_labels_for_an_encoder(tmp_path: Path) -> None:
     assert np.unique(frames.episodes).tolist() == list(range(8))
 
 
-def test_labels_are_0_and_1(tmp_path: Path) -> None:
-    dataset = write_lerobot(tmp_path / "pick", columns=("next.reward",), frame="same")
+def test_labels_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    dataset = write_lerobot(tmp_path / "one", columns=("next.reward",), frame="same")
     with pytest.raises(DatasetError, match=r"from 0 to 11\. Expected 0 and 1 only.*--label-column"):
         take(dataset, tmp_path / "out", label_column="frame_index")
-
-
-def test_labels_of_one_kind_are_refused(tmp_path: Path) -> None:
     # One success, at the end: beside the image after the action, as LeRobot's recorder does it.
-    dataset = write_lerobot(tmp_path / "pick", columns=("next.success",), frame="same", wins=1)
+    dataset = write_lerobot(tmp_path / "two", columns=("next.success",), frame="same", wins=1)
     with pytest.raises(DatasetError, match=r"0 successes and 88 failures.*--label-column"):
         take(dataset, tmp_path / "out")
 
 
-@pytest.mark.parametrize("command", ["finetune", "train-vae"])
 def test_other_commands_name_the_one_that_reads_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset = tmp_path / "pick"
     (dataset / "meta").mkdir(parents=True)
     (dataset / "meta/info.json").write_text("{}")
-    assert main([command, "--data", str(dataset), "--out", str(tmp_path / "run")]) == 1
+    assert main(["finetune", "--data", str(dataset), "--out", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err
     assert f"vinoreward capture --recordings {dataset} --out data/pick" in error
 
@@ -162,24 +158,11 @@ def garble(path: Path) -> None:
     path.write_bytes(data)
 
 
-def unknown_codec(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    kind = data.index(b"\x04\x80\x80\x80", data.index(b"esds")) + 5
-    assert data[kind] == 0x20  # MPEG-4
-    data[kind] = 0xF0
-    data = data.replace(b"mp4v", b"zzzz")
-    path.write_bytes(data)
-
-
 def change(path: Path, changed: Callable[[Any], Any]) -> None:
     """Replace the table in a parquet file."""
     import pyarrow.parquet as pq
 
     pq.write_table(changed(pq.read_table(path)), path)
-
-
-def other_columns(path: Path) -> None:
-    change(path, lambda table: table.drop_columns(["timestamp"]))
 
 
 def fewer_rows(path: Path) -> None:
@@ -201,10 +184,7 @@ FILM = f"videos/{CAMERA}/chunk-000/file-000.mp4"
     [
         *((file, cut, "LeRobot writes it; restore it") for file in (DATA, EPISODES, FILM)),
         (FILM, garble, "LeRobot writes it; restore it"),
-        (FILM, unknown_codec, "no decoder here knows"),
-        (FILM, Path.unlink, "there is no such file"),
         (FILM, link_out, "a link out of the folder"),
-        (DATA, other_columns, "it has no column timestamp but"),
         (DATA, fewer_rows, "episode 0 has 9 rows"),
     ],
 )
@@ -249,13 +229,10 @@ FROM, TO = (f"videos/{CAMERA}/{each}_timestamp" for each in ("from", "to"))
             "episode 0, frame_index 1 has the timestamp 0.0909091 s, where frame_index / fps is "
             "0.1 s with the fps 10 of meta/info.json",
         ),
-        (DATA, {"timestamp": lambda times: times + np.float32(0.001)}, "has the timestamp 0.001 s"),
         # Less and more than half of an image's time away from its images.
         (EPISODES, {FROM: lambda t: t + 0.02, TO: lambda t: t + 0.02}, "no image at 0.02 s, "),
-        (EPISODES, {FROM: lambda t: t + 0.06}, "0.06 s, its from_timestamp, which do not end at"),
         # By whole images: the next episode's, or those after the video's end.
         (EPISODES, {FROM: lambda t: t + 0.1}, "episode 0 has 12 images from 0.1 s"),
-        (EPISODES, {FROM: lambda t: t - 0.1 * (t > 1)}, "do not end at 1.1 s, where"),
         (EPISODES, {FROM: lambda t: t + 0.1, TO: lambda t: t + 0.1}, "it takes 6 s, but its epis"),
     ],
 )  # fmt: skip
@@ -269,13 +246,10 @@ def test_rows_and_images_that_do_not_belong_together_are_refused(
     assert says in str(error.value)
 
 
-def test_times_may_be_as_exact_as_float32(tmp_path: Path) -> None:
+def test_times_are_as_exact_as_float32_and_matter_to_videos_alone(tmp_path: Path) -> None:
     """After four hours a time in the table is 0.0002 s off."""
-    dataset = write_lerobot(tmp_path / "pick", episodes=2, fps=Fraction(7, 10_000))
-    assert len(take(dataset, tmp_path / "out")) == 15
-
-
-def test_the_times_of_rows_that_hold_their_images_do_not_matter(tmp_path: Path) -> None:
+    dataset = write_lerobot(tmp_path / "long", episodes=2, fps=Fraction(7, 10_000))
+    assert len(take(dataset, tmp_path / "far")) == 15
     dataset = write_lerobot(tmp_path / "pick", video=False)
     edit(dataset / DATA, {"timestamp": lambda times: times * 0})
     assert len(take(dataset, tmp_path / "out")) == 88
@@ -325,26 +299,15 @@ def large_page(path: Path) -> None:
     )  # fmt: skip
 
 
-def many_episodes(path: Path) -> None:
-    import pyarrow as pa
-
-    numbers = np.arange(1_000_001, dtype=np.int32)
-    change(path, lambda table: pa.table(dict.fromkeys(table.schema.names, numbers)))
-
-
 @pytest.mark.parametrize(
-    ("file", "harm", "says"),
-    [
-        (DATA, many_lists, "next.success holds list<element: int8> and no numbers"),
-        (DATA, large_page, "ZSTD expands"),
-        (EPISODES, many_episodes, "it has 1000001 rows, more than 1000000"),
-    ],
+    ("harm", "says"),
+    [(many_lists, "holds list<element: int8> and no numbers"), (large_page, "ZSTD expands")],
 )
 def test_a_small_table_that_would_fill_the_memory_is_refused_unread(
-    tmp_path: Path, file: str, harm: Callable[[Path], None], says: str
+    tmp_path: Path, harm: Callable[[Path], None], says: str
 ) -> None:
     dataset = write_lerobot(tmp_path / "pick", episodes=2)
-    harm(dataset / file)
+    harm(dataset / DATA)
     with arrow_below(2e6), pytest.raises(DatasetError) as error:
         take(dataset, tmp_path / "out")
     assert says in str(error.value)
@@ -374,9 +337,7 @@ def test_images_of_tables_are_read_row_by_row(tmp_path: Path, megabytes: int, sa
     [
         ({"codebase_version": "v2.1"}, "Expected 'v3.0'; convert the dataset with LeRobot"),
         ({"video_path": "../../{video_key}.mp4"}, "relative to the folder"),
-        ({"video_path": "/etc/{video_key}"}, "relative to the folder"),
         ({"data_path": "data/{fps}.parquet"}, "{fps}.parquet: there is no such file"),
-        ({"features": ["front"]}, "features: Input should be a valid dictionary"),
         ({"fps": 0}, "fps: Input should be greater than 0"),
     ],
 )
@@ -398,10 +359,9 @@ def test_a_playlist_is_not_opened(tmp_path: Path) -> None:
         take(dataset, tmp_path / "out")
 
 
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_capture_into_a_dataset_leaves_it_as_it_is(tmp_path: Path, resume: bool) -> None:
+def test_a_capture_into_a_dataset_leaves_it_as_it_is(tmp_path: Path) -> None:
     dataset = write_lerobot(tmp_path / "pick", episodes=2)
     before = {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match="holds a LeRobot dataset"):
-        capture.run(CaptureConfig(out=dataset, resume=resume))
+        capture.run(CaptureConfig(out=dataset, resume=True))
     assert {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()} == before

@@ -38,6 +38,7 @@ from vinoreward_training.runs.next_command import (
     sibling_path,
     to_compare,
     to_mend,
+    to_more_images,
     to_play,
     to_train,
     unique_path,

@@ -16,7 +16,6 @@ import torch
 from stable_baselines3 import PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
-from trained_models import assert_same, left_by
 
 from vinoreward.errors import ConfigError
 from vinoreward_training.sb3 import BatchedVecEnv, OverlappedTraining
@@ -38,6 +37,21 @@ def batch(backend: str = "oracle", count: int = 4) -> Iterator[BatchedVecEnv]:
 def model_of(algorithm: Any, env: Any, **more: Any) -> Any:
     torch.set_num_threads(1)
     return algorithm("MlpPolicy", env, seed=3, device="cpu", **copy.deepcopy({**SMALL, **more}))
+
+
+def left_by(model: Any) -> dict[str, Any]:
+    """Return what a training leaves behind."""
+    buffer = model.replay_buffer
+    names = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+    counters = model.num_timesteps, model._episode_num, model._n_updates
+    return {
+        "replay": {name: getattr(buffer, name).copy() for name in names},
+        "place": (buffer.pos, buffer.full),
+        "weights": {name: one.numpy().copy() for name, one in model.policy.state_dict().items()},
+        "counters": (*counters, getattr(model, "_n_calls", 0)),
+        "episodes": [(info["r"], info["l"]) for info in model.ep_info_buffer],
+        "drawn": [np.random.random(4).tolist(), torch.rand(4).tolist()],
+    }
 
 
 class InOrder:
@@ -75,11 +89,10 @@ class InOrderTD3(InOrder, TD3):
 @pytest.mark.parametrize(
     ("algorithm", "in_order", "backend", "more"),
     [
-        (SAC, InOrderSAC, "openvino", {}),
-        (SAC, InOrderSAC, "oracle", {"train_freq": 3, "gradient_steps": -1}),
+        (SAC, InOrderSAC, "openvino", {"train_freq": 3, "gradient_steps": -1}),
         (TD3, InOrderTD3, "oracle", {"learning_rate": lambda left: 1e-3 * left}),
     ],
-    ids=["classifier", "several steps", "td3"],
+    ids=["sac", "td3"],
 )
 def test_it_learns_as_in_one_thread(
     algorithm: Any, in_order: Any, backend: str, more: dict[str, Any]
@@ -90,8 +103,8 @@ def test_it_learns_as_in_one_thread(
             model = model_of(kind, env, **more)
             left.append(left_by(model.learn(100)))
     for found in left[1:]:
-        assert_same(found, left[0])
-    assert left[0].counters[2] > 30  # gradient steps
+        np.testing.assert_equal(found, left[0])
+    assert left[0]["counters"][2] > 30  # gradient steps
 
 
 class Meeting(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):

@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from vinoreward.errors import ConfigError
 from vinoreward_training.configs import ProfileConfig
 from vinoreward_training.profile import (
-    PARTS,
     SETTINGS,
     Clock,
     amdahl_bound,
     learner_step,
     measured,
     run,
-    shares,
 )
 
 
@@ -78,24 +76,13 @@ def test_inner_calls_are_taken_out_of_outer_ones() -> None:
     assert set(clock.take()) == {"render"}
 
 
-def test_shares_sum_to_one() -> None:
-    table = shares([{"render": 3.0, "infer": 1.0}, {"render": 5.0, "infer": 1.0}])
-    assert list(table) == list(PARTS)
-    assert sum(row["share"] for row in table.values()) == pytest.approx(1.0)
-    assert (table["render"]["mean"], table["learner"]["share"]) == (4.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ("--steps 0", "steps"),
-        ("--env CartPole-v1 --no-learner", "bundle"),
-        ("--env Several-v0 --bundle {bundle}", "learner"),
-    ],
-)
-def test_what_cannot_be_profiled(tmp_path: Path, arguments: str, field: str) -> None:
-    bundle = toy_environments.save_toy_bundle(tmp_path / "bundle").path
-    words = [*arguments.format(bundle=bundle).split(), "--out", str(tmp_path / "out")]
+@pytest.mark.parametrize(("env", "field"), [("CartPole-v1", "bundle"), ("Several-v0", "learner")])
+def test_what_cannot_be_profiled(tmp_path: Path, env: str, field: str) -> None:
+    words = ["--env", env, "--out", str(tmp_path / "out")]
+    if field == "bundle":
+        words += ["--no-learner"]
+    else:
+        words += ["--bundle", str(toy_environments.save_toy_bundle(tmp_path / "bundle").path)]
     with pytest.raises(ConfigError) as error:
         run(SETTINGS.parse(words, prog="vinoreward profile"))
     assert error.value.field == field

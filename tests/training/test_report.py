@@ -75,12 +75,8 @@ def test_text_is_escaped_everywhere(tmp_path: Path) -> None:
     [
         (None, "-"),
         (float("nan"), "-"),
-        (False, "no"),
         (12345.6, "12346"),
-        (3, "3"),
-        ("x", "x"),
         ({"noise": 0.25, "blue": False}, "noise 0.25, blue no"),
-        ({}, "-"),
     ],
 )
 def test_shown(value: object, text: str) -> None:

@@ -13,6 +13,7 @@ from full_disk import nearly_full_disk
 
 from vinoreward.errors import ConfigError, RunFolderError
 from vinoreward_training.runs.run_folder import RunFolder, plain
+from vinoreward_training.runs.stages import Stages
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,9 @@ def test_a_file_in_place_of_the_folder_is_a_run_folder_error(tmp_path: Path) -> 
         pass
 
 
-@pytest.mark.parametrize("bytes_left", [0, 16])
-def test_a_full_disk_is_told_and_the_folder_left_free(tmp_path: Path, bytes_left: int) -> None:
+def test_a_full_disk_is_told_and_the_folder_left_free(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, {"a": "b" * 4000})
-    with nearly_full_disk(bytes_left), pytest.raises(RunFolderError, match="Expected"), folder:
+    with nearly_full_disk(16), pytest.raises(RunFolderError, match="Expected"), folder:
         pass
     with RunFolder(tmp_path, {"a": 1}):
         pass
@@ -99,3 +99,50 @@ def test_a_run_that_failed_before_it_wrote_anything_leaves_all_as_it_was(tmp_pat
     with pytest.raises(ConfigError), RunFolder(tmp_path, {"a": 2}, resume=True):
         raise ConfigError("of something else")
     assert recorded(tmp_path) == "a: 1\n"
+
+
+# --- the stages of a command that goes on where it was stopped ------------------------------------
+
+
+NAMES = ["one", "two"]
+
+
+def test_a_finished_stage_is_skipped_and_its_facts_are_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+
+    def work(name: str) -> dict[str, object]:
+        done.append(name)
+        if len(done) == 1:
+            raise KeyboardInterrupt
+        return {"images": 3}
+
+    with pytest.raises(KeyboardInterrupt):  # a stopped stage runs again
+        Stages(tmp_path, NAMES).stage("one", lambda: work("one"))
+    for _ in range(2):
+        stages = Stages(tmp_path, NAMES)
+        stages.stage("one", lambda: work("one"))
+        stages.stage("two", lambda: work("two"), keep=False)
+        assert stages.facts == {"images": 3}
+    assert done == ["one", "one", "two", "two"]
+    assert "[1/2] one: done before" in capsys.readouterr().out
+
+
+def test_what_a_stage_says_of_the_next_command_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def speaks() -> dict[str, object]:
+        print("3 images\nnext: vinoreward finetune\nthe end", end="")
+        return {}
+
+    Stages(tmp_path, NAMES).stage("one", speaks)
+    said = capsys.readouterr().out
+    assert "3 images\nthe end\n" in said and "next:" not in said
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages" / "one.json").write_text("{", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"one\.json"):
+        Stages(tmp_path, NAMES).stage("one", dict)

@@ -72,16 +72,6 @@ def test_success_is_that_of_the_last_state(cells: int, claimed: int, true: int) 
     assert [(one.episode, one.step, one.last) for one in steps] == expected
 
 
-def test_the_interval_is_clopper_pearson() -> None:
-    found = evaluate(Walk(3), Corridor(), 100, seed=0)
-    assert found.true is not None
-    # All of n: the lower bound is (alpha / 2) ** (1 / n).
-    assert found.true.low == pytest.approx(0.025 ** (1 / 100))
-    assert found.true.high == 1.0
-    with pytest.raises(ConfigError, match="at least 1"):
-        evaluate(Walk(1), Corridor(), 0, seed=0)
-
-
 @pytest.mark.parametrize(
     ("claimed", "true", "cheats"),
     [(23, 10, True), (27, 0, True), (98, 95, False), (10, 12, False), (86, 74, True)],
@@ -96,15 +86,13 @@ def test_a_policy_cheats_whose_claims_are_significantly_false(
 @pytest.mark.parametrize(
     ("told", "key", "claimed"),
     [
-        ({"success": bool, "step": int}, "success", None),
-        ({"succeed": float}, "succeed", None),
+        ({"succeed": float, "step": int}, "succeed", None),
         ({"success": lambda true: np.array([true], np.float32)}, "success", None),
         # The environment's own, as no classifier scores.
         ({"is_success": np.float64, "success": _not}, "is_success", None),
         # A learned reward claims under is_success and moves the environment's own.
         ({"is_success": _not, "original_is_success": bool, "reward_prob": float},
          "original_is_success", 5),
-        ({"is_success": _not, "reward_prob": float, "success": bool}, "success", 5),
         ({"is_success": _not, "reward_prob": float}, None, 5),
         ({"true_success": bool, "original_is_success": _not, "is_success": _not},
          "true_success", 5),
@@ -135,9 +123,6 @@ def test_a_truth_that_is_named_is_the_one_read() -> None:
     assert "info['at_goal']" in found.lines()[1]
     with pytest.raises(ConfigError, match=r"'nothing' \(it has at_goal, true.*truth"):
         evaluate(Walk(3), Telling(**told), 1, seed=0, truth=Truth("nothing"))
-    for wrong in ("yes", [True, False], float("nan"), None):
-        with pytest.raises(ConfigError, match="a single 1 or 0"):
-            evaluate(Walk(3), Telling(success=lambda _, w=wrong: w), 1, seed=0)
 
 
 @pytest.mark.parametrize("cells", [2, 3])
@@ -153,19 +138,11 @@ def test_is_success_by_name_is_the_environments_own_and_not_the_claim(cells: int
         evaluate(Walk(cells), Telling(**told), 5, seed=0, truth=Truth("is_success"))
 
 
-@pytest.mark.parametrize(
-    ("space", "action", "message"),
-    [
-        (gym.spaces.Discrete(2, start=-1), lambda a: a + 1, r"action \+ -1"),
-        (gym.spaces.MultiDiscrete([2, 2], start=(-1, 5)), lambda a: a[0] + 1, r"\+ \[-1, 5\]"),
-    ],
-)
-def test_actions_that_begin_elsewhere_than_at_0_are_refused(
-    space: gym.Space[Any], action: Any, message: str
-) -> None:
+def test_actions_that_begin_elsewhere_than_at_0_are_refused() -> None:
     """SB3 would play 0 and 1 of -1 and 0."""
-    env = gym.wrappers.TransformAction(Corridor(), action, space)
-    with pytest.raises(ConfigError, match=rf"counts from 0\..*TransformAction.*{message}"):
+    space = gym.spaces.Discrete(2, start=-1)
+    env = gym.wrappers.TransformAction(Corridor(), lambda action: action + 1, space)
+    with pytest.raises(ConfigError, match=r"counts from 0\..*TransformAction.*action \+ -1"):
         build_model("PPO", env, {}, seed=0)
 
 
@@ -220,26 +197,21 @@ def test_sac_solves_the_task_and_stops(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "more"),
+    ("algorithm", "more", "env"),
     [
-        ("TD3", {"learning_starts": 40, "action_noise": 0.1}),
-        ("PPO", {"n_steps": 64, "batch_size": 32}),
-        ("A2C", {"n_steps": 8}),
+        ("TD3", {"learning_starts": 40, "action_noise": 0.1}, {}),
+        # Without a learned reward an environment trains as it is.
+        ("A2C", {"n_steps": 8}, {"env": "CartPole-v1", "backend": "openvino"}),
     ],
 )
-def test_other_algorithms_by_name(tmp_path: Path, algorithm: str, more: dict[str, Any]) -> None:
+def test_other_algorithms_and_environments_by_name(
+    tmp_path: Path, algorithm: str, more: dict[str, Any], env: dict[str, str]
+) -> None:
     small = {"policy_kwargs": {"net_arch": [16]}, **more}
-    changes = {"timesteps": 128, "eval_every": 64}
-    first = config(tmp_path / "run", algorithm=algorithm, algorithm_kwargs=small, **changes)
-    assert train(first).steps == 128
+    changes = {"timesteps": 128, "eval_every": 64, "algorithm_kwargs": small, **env}
+    first = train(config(tmp_path / "run", algorithm=algorithm, **changes))
+    assert first.steps == 128 and (first.final.claimed is None) == bool(env)
     assert train(SETTINGS.of(out=tmp_path / "run", resume=True, timesteps=192)).steps == 192
-
-
-def test_an_environment_without_a_learned_reward_trains_as_it_is(tmp_path: Path) -> None:
-    env = {"env": "CartPole-v1", "backend": "openvino", "algorithm_kwargs": SMALL_DQN}
-    result = train(config(tmp_path / "run", **env, timesteps=80))
-    assert result.solved_at is None
-    assert result.final.claimed is None and result.final.true is None
 
 
 class Blind(toy_environments.Corridor):

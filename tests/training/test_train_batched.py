@@ -34,6 +34,7 @@ RANDOM = "PandaHoverRandom-v0"
         ("--vec-env batched --learner sb3", "sb3", 6, 16),
         ("--vec-env batched --device auto", "sb3", 6, 16),
         ("--vec-env batched --algorithm PPO", "sb3", None, 1024),
+        ("--vec-env batched --learner skrl", "skrl", None, 1024),
         ("--vec-env batched --env PandaHoverPixels-v0", "sb3", 16, 32),
         ("", "sb3", None, 1),
     ],
@@ -52,8 +53,9 @@ def test_a_run_goes_on_with_its_learner(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("vec_env: batched\nlearner: sb3\n")
     for more in ({}, {"learner": "sb3"}):
         assert SETTINGS.of(out=tmp_path, resume=True, **more).learner == "sb3"
-    with pytest.raises(ConfigError, match="found learner='fused'"):
+    with pytest.raises(ConfigError) as caught:
         SETTINGS.of(out=tmp_path, resume=True, learner="fused")
+    assert caught.value.field == "learner"
 
 
 def test_a_batch_is_trained_recorded_and_played(tmp_path: Path) -> None:
@@ -88,7 +90,6 @@ def test_a_run_that_stopped_goes_on_with_the_next_objects(tmp_path: Path) -> Non
     [
         ({"env": "CartPole-v1", "algorithm": "DQN"}, "no batch that pays a learned reward"),
         ({"truth": "os:getcwd"}, "found truth='os:getcwd'"),
-        ({"env_kwargs": {"motion": "dynamics"}}, "motion"),
         ({"env_kwargs": {"nonsense": 1}}, "does not take these arguments"),
     ],
     ids=lambda value: "",

@@ -112,24 +112,15 @@ def test_a_full_disk_is_named_and_the_last_files_stay(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off"])
-def test_a_corrupt_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(ModelCorruptError, match=r"checkpoint\.pt"):
-        restore_checkpoint(tmp_path / "checkpoint.pt", cartpole())
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"kind": "SAC"},
-        {"counters": {"tensorboard_log": 5}},
         {"num_timesteps": None},
         {"variables": {"policy": torch.zeros(1)}},
         {"parameters": {"policy.__class__": {}}},
         {"replay": {"__class__": torch.zeros(3), "rewards": torch.zeros(3)}},
         {"rng": "["},
-        {"torch_rng": torch.zeros(2)},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -195,10 +186,9 @@ class Stops(BaseCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("train_freq", [1, (1, "episode")])
-def test_a_batch_goes_on_from_gradient_steps_that_were_due(tmp_path: Path, train_freq: Any) -> None:
+def test_a_batch_goes_on_from_gradient_steps_that_were_due(tmp_path: Path) -> None:
     env = make_batch(1, ORACLE)
-    given = {**SMALL, "learning_starts": 20, "train_freq": train_freq, "gradient_steps": -1}
+    given = {**SMALL, "learning_starts": 20, "train_freq": (1, "episode"), "gradient_steps": -1}
     model: Any = build_model("SAC", env, given, seed=0, replay_size=500)
     with pytest.raises(KeyboardInterrupt):
         model.learn(200, callback=Stops(tmp_path / "c.pt"))
@@ -260,27 +250,14 @@ def test_ctrl_c_writes_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> Non
     assert state["num_timesteps"] == stopped == len(state["replay"]["rewards"])
 
 
-@pytest.mark.parametrize(
-    ("settings", "more"),
-    [
-        ({"env": "my_package:My-v0", "truth": "rules.py:fell"},
-         " --env my_package:My-v0 --truth rules.py:fell"),
-        ({"env": "Pendulum-v1", "truth": None}, ""),
-    ],
-)  # fmt: skip
-def test_who_plays_a_stopped_training_is_told_the_whole_command(
-    tmp_path: Path, settings: dict[str, Any], more: str
-) -> None:
+def test_who_plays_a_stopped_training_is_told_the_whole_command(tmp_path: Path) -> None:
     """With the package and the file of the truth, to whose import the user agrees each time."""
+    settings = {"env": "my_package:My-v0", "truth": "rules.py:fell", "algorithm": "SAC"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    more = " --env my_package:My-v0 --truth rules.py:fell"
     told = rf"continue with: vinoreward train --resume --out {tmp_path}{more}$"
-    # A first checkpoint takes a while; its settings are there at once.
-    for text in (settings, {**settings, "algorithm": "SAC"}):
-        if "algorithm" not in text:
-            (tmp_path / "checkpoint.pt").touch()
-        (tmp_path / "config.yaml").write_text(yaml.safe_dump(text))
-        with pytest.raises(ModelNotFoundError, match=told):
-            read_description(tmp_path)
-        (tmp_path / "checkpoint.pt").unlink(missing_ok=True)
+    with pytest.raises(ModelNotFoundError, match=told):
+        read_description(tmp_path)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": "data/mine"}))
     with pytest.raises(ModelNotFoundError, match="train first"):
         read_description(tmp_path)

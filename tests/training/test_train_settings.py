@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from vinoreward.errors import (
     ModelNotFoundError,
     UnknownDeviceError,
 )
-from vinoreward.wrappers.learned_reward import LearnedReward
 from vinoreward_actors.command.settings import SETTINGS as ACTORS
 from vinoreward_training.capture import command as capture
 from vinoreward_training.cli import main
@@ -65,36 +63,17 @@ def test_none_on_the_command_line_takes_back_what_a_file_names(tmp_path: Path) -
     assert parse("--config", "None").config is None
 
 
-def test_the_preset_is_that_of_the_environment_and_of_sac(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_preset_is_that_of_the_environment_and_of_sac() -> None:
     assert SETTINGS.of(env="PandaHoverRandom-v0").timesteps == 20_000
     assert SETTINGS.of(env="vinoreward:PandaHover-v0").algorithm_kwargs["gamma"] == 0.9
     assert SETTINGS.of(algorithm="TD3").algorithm_kwargs == {}
     assert SETTINGS.of(env="CartPole-v1").timesteps == 8000
-    with pytest.raises(SystemExit):
-        parse("--env", "PandaHoverRandom-v0", "--help")
-    assert "(default: 20000)" in " ".join(capsys.readouterr().out.split())
 
 
 class Buttons(Corridor):
     """Its actions are neither continuous nor one number."""
 
     action_space = gym.spaces.MultiDiscrete([2, 2])
-
-
-class Table(Corridor):
-    """Looks its actions up, as FrozenLake does."""
-
-    def step(self, action: Any) -> Any:
-        return super().step({0: 0, 1: 1}[action])
-
-
-class Raising(Corridor):
-    """Raises an error of any class."""
-
-    def __init__(self, kind: str) -> None:
-        raise KeyError(kind)
 
 
 class Lacking(Corridor):
@@ -141,7 +120,7 @@ class Modeless(Undrawn):
         super().__init__()
 
 
-for kind in (Buttons, Table, Raising, Lacking, Undrawn, Modeless):
+for kind in (Buttons, Lacking, Undrawn, Modeless):
     gym.register(f"{kind.__name__}-v0", entry_point=kind)
 gym.register("Lost-v0", entry_point="no_such_module:Lost")
 
@@ -160,33 +139,20 @@ def test_the_algorithm_suits_the_actions(env: str, algorithm: str) -> None:
     assert (len(found.algorithm_kwargs) > 1) == (algorithm != "SAC")
 
 
-def test_a_discrete_action_can_be_looked_up_in_a_table(tmp_path: Path) -> None:
-    given = {"env": "Table-v0", "backend": "openvino", "algorithm": "DQN"}
-    assert train(config(tmp_path / "run", **given)).final.mean_length == 4
-
-
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
         ("--timesteps 0", "timesteps"),
-        ("--eval-every -1", "eval_every"),
-        ("--stop-when-solved 1.5", "stop_when_solved"),
         ("--step-reward -1e400", "step_reward"),
-        ("--hold 0", "hold"),
-        ("--num-envs 0", "num_envs"),
         ("--env CartPole-v1 --algorithm SAC", "algorithm"),
         ("--env Pendulum-v1 --algorithm DQN", "algorithm"),
-        ("--algorithm DQN", "algorithm"),
         ("--env Buttons-v0 --algorithm DQN", "algorithm"),
         ("--device quantum", "device"),
-        ("--device cuda:77", "device"),
         ("--image-source obs", "image_source"),
         ("--env CartPole-v1 --hold 2", "hold"),
-        ("--env CartPole-v1 --step-reward -2", "step_reward"),
         ("--reward-mode potential", "reward_mode"),
         ("--success-reward 50", "success_reward"),
         ("--env ToyCorridor-v0 --backend oracle --hold 2", "hold"),
-        ("--env ToyCorridor-v0 --backend oracle --reward-mode potential", "reward_mode"),
         ("--learner fused --algorithm TD3", "algorithm"),
         ("--learner skrl --algorithm SAC", "algorithm"),
     ],
@@ -203,14 +169,10 @@ def test_what_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"algorithm": "SARSA"}, "SARSA"),
-        ({"env": "NoSuchEnv-v0"}, "NoSuchEnv"),
         ({"algorithm_kwargs": {"batchsize": 3}}, "batchsize"),
         ({"env_kwargs": {"colour": 3}}, "colour"),
         ({"bundle": "none-such", "backend": "openvino"}, "none-such"),
-        ({"env": "CartPole-v1", "env_kwargs": {"render_mode": [[[]]]}}, "made: AttributeError"),
         ({"env": "Lost-v0"}, "cannot be made: ModuleNotFoundError.*no_such_module"),
-        ({"env": "Raising-v0", "env_kwargs": {"kind": "key"}}, "cannot be made: KeyError"),
     ],
     ids=lambda value: "",
 )
@@ -225,9 +187,6 @@ def test_errors_name_what_is_wrong(tmp_path: Path, changes: dict[str, Any], word
     [
         ("timestep: 5", "the unknown key timestep. Expected some of"),
         ("- 1", "list.*`timesteps: 8000`"),
-        ("a: [", "cannot be read"),
-        ("timesteps: x", "'x'"),
-        ("step_reward: -1e400", "step_reward"),
         ("step_reward: .nan", "finite numbers"),
     ],
 )
@@ -257,19 +216,16 @@ def test_a_package_is_imported_for_its_environments(
             has_own_reward(name)
 
 
-@pytest.mark.parametrize("words", ["capture --out {}", "train --out {}", "audit --data {}"])
 def test_an_id_that_no_imported_package_registers_is_told_to_name_its_package(
-    tmp_path: Path, words: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Gymnasium alone asks whether PandaHover was meant."""
-    asked = words.format(tmp_path / "out").split()
-    bundle = ["--bundle", "panda-hover-classifier"] * (asked[0] == "audit")
     for name, told in (
         ("PandaPush-v3", "If a package registers it, name that too: --env package_name:PandaPush"),
         ("gymnasium:Nope-v0", "The package gymnasium registers no such id"),
         ("my_missing_arm:Arm-v0", "Python does not find my_missing_arm"),
     ):
-        assert main([*asked, *bundle, "--env", name]) == 1
+        assert main(["capture", "--out", str(tmp_path / "out"), "--env", name]) == 1
         assert told in capsys.readouterr().err
 
 
@@ -300,7 +256,7 @@ def test_what_an_environment_lacks_is_named(tmp_path: Path, when: str) -> None:
         ("Modeless-v0", r"takes no render_mode, so it shows no images.*obs:KEY"),
     ],
 )
-@pytest.mark.parametrize("envs", [0, 1, 2])
+@pytest.mark.parametrize("envs", [0, 2])
 def test_an_environment_without_images_is_refused_in_a_sentence(
     tmp_path: Path, env: str, message: str, envs: int
 ) -> None:
@@ -314,24 +270,18 @@ def test_an_environment_without_images_is_refused_in_a_sentence(
             train(config(tmp_path / "run", bundle=bundle, num_envs=envs, **given))
 
 
-@pytest.mark.parametrize("envs", [1, 2])
-def test_images_in_the_observation_need_no_render_mode(tmp_path: Path, envs: int) -> None:
+def test_images_in_the_observation_need_no_render_mode(tmp_path: Path) -> None:
     out, name = tmp_path / "data", "Modeless-v0"
     capture.run(CaptureConfig(out=out, env=name, frames=8, image_source=("obs",)))
     task = toy_task(save_toy_bundle(tmp_path / "toy"), env=name, image_source=("obs",))
-    made = make_env(task) if envs == 1 else make_envs(2, task, processes=False)
-    with contextlib.closing(made) as env:
+    with contextlib.closing(make_envs(2, task, processes=False)) as env:
         env.reset()
-        assert "reward_prob" in str(env.step([0, 0] if envs == 2 else 0))
+        assert "reward_prob" in str(env.step([0, 0]))
 
 
-def test_the_rl_zoo_example_names_real_arguments_and_the_preset(project_root: Path) -> None:
+def test_the_rl_zoo_example_has_the_preset(project_root: Path) -> None:
     path = project_root / "examples" / "rl_zoo" / "sac.yml"
     example = yaml.safe_load(path.read_text(encoding="utf-8"))
-    ((name, arguments),) = example["PandaHoverRandom-v0"]["env_wrapper"][0].items()
-    assert name == f"{LearnedReward.__module__}.{LearnedReward.__name__}"
-    assert set(arguments) <= set(inspect.signature(LearnedReward.__init__).parameters)
-    assert all(isinstance(value, bool | int | float | str) for value in arguments.values())
     for env in ("PandaHover-v0", "PandaHoverRandom-v0"):
         settled = SETTINGS.of(env=env)
         assert example[env]["n_timesteps"] == settled.timesteps

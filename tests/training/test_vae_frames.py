@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from vae_data import BLUE, SIZE, frames_of, make_images, write_capture, write_folder
 
-from vinoreward.backends.torch_networks import build_encoder
 from vinoreward.errors import (
-    ConfigError,
     DatasetError,
 )
 from vinoreward_training.data.dataset import load_frames, split_frames
@@ -45,21 +42,12 @@ def test_frames_are_resized_as_the_run_time_does(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="not a folder"):
-        load_frames(tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DatasetError, match="holds no images"):
-        load_frames(tmp_path / "empty")
     with pytest.raises(DatasetError, match="Expected at least 64"):
         load_frames(write_folder(tmp_path / "few", 20))
     mixed = write_folder(tmp_path / "mixed")
     Image.new("RGB", (50, 50)).save(mixed / "zz.png")
     with pytest.raises(DatasetError, match="50x50"):
         load_frames(mixed)
-    broken = write_folder(tmp_path / "broken")
-    (broken / "zz.png").write_bytes(b"not an image")
-    with pytest.raises(DatasetError, match="cannot be read as an image"):
-        load_frames(broken)
     lost = write_capture(tmp_path / "lost")
     (lost / "frames" / "0003.png").unlink()
     with pytest.raises(DatasetError, match="lists 1 images that are not there"):
@@ -69,7 +57,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), count=st.integers(6, 200))
 def test_no_episode_is_in_two_parts(seed: int, count: int) -> None:
-    frames = dataclasses.replace(frames_of(count))
+    frames = frames_of(count)
     parts = split_frames(frames, seed=seed)
     assert sorted(np.concatenate(parts)) == list(range(count))
     assert all(len(part) for part in parts)
@@ -92,15 +80,6 @@ def test_every_size_goes_in_and_comes_out(height: int, width: int, latent: int) 
     made, mean, log_variance = vae(torch.zeros(2, 3, height, width), torch.zeros(2, latent))
     assert made.shape == (2, 3, height, width)
     assert mean.shape == log_variance.shape == (2, latent)
-
-
-def test_sizes_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ConfigError, match="31 x 64"):
-        build_encoder("conv_vae", 31, 64, 8)
-    with pytest.raises(ConfigError, match="even number"):
-        build_encoder("spatial_vae", 64, 64, 7)
-    with pytest.raises(ConfigError, match="no encoder architecture 'vgg'"):
-        build_encoder("vgg", 64, 64, 8)
 
 
 @settings(max_examples=30, deadline=None)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vae_data import SIZE, frames_of
 
-from vinoreward.errors import ConfigError, ModelCorruptError
+from vinoreward.errors import ConfigError, DatasetError, ModelCorruptError
 from vinoreward_training.configs import TrainVaeConfig
 from vinoreward_training.data.dataset import Frames, split_frames
 from vinoreward_training.encoder.networks import build_vae
@@ -75,12 +75,35 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     fit_of(tmp_path).run("run", until=1)
     with pytest.raises(ConfigError, match="same images and settings"):
         fit_of(tmp_path, resume=True, beta=3.0)
-    with pytest.raises(ConfigError, match="same images and settings"):
-        fit_of(tmp_path, dataclasses.replace(frames_of(120), sha256="1" * 64), resume=True)
     path = tmp_path / CHECKPOINT
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ModelCorruptError):
         fit_of(tmp_path, resume=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.integers(1, 40),
+    scale=st.floats(1e-3, 1e3),
+    offset=st.floats(-10, 10),
+)
+def test_errors_of_the_probe_from_a_linear_map_are_millimetres(
+    seed: int, size: int, scale: float, offset: float
+) -> None:
+    """Frames without the thing are left out; too few are refused."""
+    random = np.random.default_rng(seed)
+    latents = random.normal(size=(3 * size + 60, size)) * scale
+    places = latents @ (random.normal(size=(size, 2)) / scale) + offset
+    train, test = np.arange(len(latents) - 20), np.arange(len(latents) - 20, len(latents))
+    places[::4] = np.nan
+    places[test] += np.array([0.003, 0.004])
+    found = probe_places(latents, {"object": places}, train, test)["object"]
+    assert found.frames == np.isfinite(places[test, 0]).sum()
+    assert (found.mean_mm, found.p95_mm) == pytest.approx((5.0, 5.0), abs=1e-2)
+    assert found.r2 > 0.99 or np.nanvar(places[test]) < 1e-2
+    with pytest.raises(DatasetError, match="capture more"):
+        probe_places(latents, {"object": places}, train, test[:0])
 
 
 @pytest.mark.slow

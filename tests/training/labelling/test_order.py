@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from label_logs import label
@@ -15,7 +14,6 @@ from vinoreward_training.labelling.order import (
     GAP,
     Opinion,
     most_useful_first,
-    recorded,
     scored,
     with_duplicates,
 )
@@ -37,21 +35,16 @@ def opinion_of(
     )
 
 
-def test_uncertain_images_come_first() -> None:
+def test_ood_claims_and_contradicted_answers_come_first_and_then_the_uncertain() -> None:
     opinion = opinion_of([9.0, 1.2, NAN, -3.0, 0.9])
     assert most_useful_first(source_of(5), opinion, [], "ann", 0) == [4, 1, 3, 0, 2]
-
-
-def test_ood_claims_and_contradicted_answers_come_before_them() -> None:
     opinion = opinion_of(
         [1.0, 5.0, 6.0, -9.0, -9.0], [0.5, 2.0, 0.5, 2.0, 0.1], [NAN, NAN, 0.0, 0.0, 1.0]
     )
     # 1 is out of distribution and claimed; 2 and 4 contradict what is recorded; 3 is out of
     # distribution and not claimed.
     assert most_useful_first(source_of(5), opinion, [], "ann", 0) == [1, 2, 4, 0, 3]
-
-
-def test_one_image_of_an_episode_comes_before_a_second() -> None:
+    # One image of an episode comes before a second.
     opinion = opinion_of([1.0, 1.1, 1.2, 5.0, 4.0, 3.0])
     source = source_of(6, [0, 0, 0, 1, 1, 2])
     assert most_useful_first(source, opinion, [], "ann", 0) == [0, 5, 4, 1, 3, 2]
@@ -72,21 +65,6 @@ def test_without_scores_the_seed_draws_the_order() -> None:
     assert sorted(orders[0]) == list(range(50)) != orders[0]
 
 
-def test_a_runs_table_is_an_opinion() -> None:
-    source = Source(
-        folder=Path(),
-        names=["a", "b", "c", "d"],
-        numbers={
-            "probability": np.array([0.9, 0.6, NAN, 7.0]),
-            "ood_score": np.array([0, 0, 2, 0.0]),
-        },
-        claimed=True,
-    )
-    opinion = recorded(source)
-    assert opinion.log_odds[0] == pytest.approx(np.log(9)) and np.isnan(opinion.log_odds[3])
-    assert most_useful_first(source, opinion, [], "ann", 0)[:3] == [2, 1, 0]
-
-
 @given(st.integers(0, 80), st.integers(0, 80), st.floats(0, 0.5), st.integers(0, 5))
 def test_every_image_comes_once_and_some_twice(
     left: int, done: int, share: float, seed: int
@@ -104,16 +82,6 @@ def test_every_image_comes_once_and_some_twice(
         assert plan.index((index, True)) - plan.index((index, False)) > GAP
     if done == 0 and left > 2 * GAP + 10:
         assert len(twice) == round(share * left)
-
-
-def test_the_duplicates_stay_the_same_in_another_order() -> None:
-    names = [f"{n}.png" for n in range(100)]
-    chosen = []
-    for seed in (1, 2):
-        order = np.random.default_rng(seed).permutation(100).tolist()
-        plan = with_duplicates(names, order, [], [], 0.1, 0)
-        chosen.append({index for index, twice in plan if twice})
-    assert len(chosen[0]) == 10 and len(chosen[0] & chosen[1]) >= 7  # but for those at an end
 
 
 def test_a_bundle_and_its_guard_are_asked(tmp_path: Path) -> None:

@@ -33,17 +33,6 @@ def said(name: str, image: np.ndarray, answer: Answer = "success", by: str = "an
     return Label(name, digest_of(image), answer, by, TIME, 1.0)
 
 
-def test_a_folder_of_images(tmp_path: Path) -> None:
-    write_images(tmp_path, ["b/1.png", "a.jpg", "c.bmp"])
-    (tmp_path / "notes.txt").write_text("no image")
-    source = of_folder(tmp_path)
-    assert source.names == ["a.jpg", "b/1.png", "c.bmp"]
-    assert source.episodes is None
-    images = dict(source.images())
-    assert np.array_equal(images[1], read_image(tmp_path / "b" / "1.png"))
-    assert np.array_equal(source.read(0), images[0])
-
-
 def test_a_capture_tells_episodes_and_labels(tmp_path: Path) -> None:
     write_images(tmp_path, ["a.png", "b.png", "c.png", "unlisted.png"])
     rows = "file,label,episode\na.png,success,3\nb.png,,4\nc.png,{},4\n"
@@ -65,20 +54,13 @@ def test_hostile_names_are_shown_or_left_out(tmp_path: Path) -> None:
     assert len(dict(source.images())) == len(source.names)
 
 
-@pytest.mark.parametrize("name", ["../secret.png", "/etc/hostname", "a\n.png", "", ".", "x" * 1001])
-def test_no_name_reaches_out_of_the_folder(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/hostname", "a\n.png", ".", "link.png"])
+def test_no_name_or_link_reaches_out_of_the_folder(tmp_path: Path, name: str) -> None:
     write_images(tmp_path, ["secret.png", "inner/a.png"])
+    (tmp_path / "inner" / "link.png").symlink_to(tmp_path / "secret.png")
     with pytest.raises(DatasetError):
         read_named(tmp_path / "inner", name)
-
-
-def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
-    write_images(tmp_path, ["secret.png", "inner/a.png"])
-    (tmp_path / "inner" / "b.png").symlink_to(tmp_path / "secret.png")
-    source = of_folder(tmp_path / "inner")
-    with pytest.raises(DatasetError, match="link"):
-        source.read(source.names.index("b.png"))
-    assert [index for index, _ in source.images()] == [0]
+    assert [index for index, _ in of_folder(tmp_path / "inner").images()] == [0]
 
 
 def test_a_runs_claims(tmp_path: Path) -> None:
@@ -101,8 +83,7 @@ def test_a_run_without_claims_or_with_damaged_ones_is_refused(tmp_path: Path) ->
             of_run(run)
         assert refused.value.field == "run"
     table = write_images(tmp_path / "claims", ["0.png"]) / "claims.csv"
-    for rows in ("file\n0.png", "image,step\n0.png,1,2", "image,step\n0.png,many", "", "\xff",
-                 "image\n../../out.png"):  # fmt: skip
+    for rows in ("file\n0.png", "image,step\n0.png,many", "\xff", "image\n../../out.png"):
         table.write_bytes(rows.encode("latin-1"))
         with pytest.raises(DatasetError):
             of_run(tmp_path)
