@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from PIL import Image
 
 from vinoreward import LearnedReward
 from vinoreward.bundles.save import save_bundle
-from vinoreward.errors import ConfigError, DatasetError, RunFolderError
+from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.images import ImageSpec, prepare
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward_envs.auditing import AROUND, HEIGHTS
@@ -34,10 +35,8 @@ from vinoreward_training.capture import command as capture
 from vinoreward_training.capture.hover import (
     CATEGORIES,
     NEAR_MISS_DISTANCE,
-    category_of,
     draw,
 )
-from vinoreward_training.capture.play import Balance, choose
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset import Dataset, load_dataset
 from vinoreward_training.data.dataset_files import read_about
@@ -117,13 +116,12 @@ class TwoCameras(Goals):
     def __init__(
         self,
         render_mode: str | None = None,
-        least: int = 1,
-        lamp: dict[str, Any] | None = None,
+        goals: dict[str, int] | None = None,
         size: tuple[int, ...] = (16, 20),
     ) -> None:
         super().__init__(render_mode)
-        assert type(size) is tuple and not isinstance(lamp, str)
-        self.least = least if lamp is None else lamp["least"]
+        assert type(size) is tuple
+        self.least = (goals or {"least": 1})["least"]
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         place, info = super().reset(seed=seed, options=options)
@@ -205,13 +203,6 @@ LINE = registered(Line, max_episode_steps=30)
 GOALS, TWO, LARGE, UNSEEDED = map(registered, (Goals, TwoCameras, Large, Unseeded))
 
 
-def test_a_third_each_is_success_near_miss_and_others() -> None:
-    names = [category_of(index) for index in range(480)]
-    assert names.count("success") == names.count("near_miss") == 160
-    counts = {name: names.count(name) for name in CATEGORIES[2:]}
-    assert counts.pop("height") == 40 and set(counts.values()) == {20}
-
-
 def test_raised_hands_are_above_the_object_or_hide_it() -> None:
     """Above it, or on the line from a place near it to the camera, farther than a success."""
     random, eye = np.random.default_rng(0), camera_eye()
@@ -263,7 +254,8 @@ def test_a_hover_capture_is_labelled_by_distance_and_described(tmp_path: Path) -
         inside = float(row["distance"]) <= SUCCESS_DISTANCE
         assert (row["label"] == "success") == (inside and row["category"] != "height")
         assert (row["object_x"] == "") == math.isinf(float(row["distance"]))
-    assert {row["category"] for row in rows} == set(CATEGORIES)
+    counts = Counter(row["category"] for row in rows)
+    assert counts.keys() == set(CATEGORIES) and counts["success"] == counts["near_miss"] == 21
     about = json.loads((tmp_path / "dataset.json").read_text())
     assert about["complete"] and about["frames"] == 63
     assert about["image"] == {"height": 96, "width": 128, "color_order": "RGB"}
@@ -310,7 +302,7 @@ def test_play_without_one_of_the_labels_is_said_early_and_leaves_the_folder_usab
 ) -> None:
     class One(Line):
         def step(self, action: int) -> Any:
-            info = {"at_goal": missing == "failure", "is_there": self.at == 1, "word": "moving"}
+            info = {"at_goal": missing == "failure", "is_there": self.at == 1}
             return (*super().step(action)[:4], info)
 
     env, out = registered(One, max_episode_steps=9), tmp_path / "a"
@@ -319,13 +311,8 @@ def test_play_without_one_of_the_labels_is_said_early_and_leaves_the_folder_usab
     said = capsys.readouterr().out
     assert "20 episodes" in said and "at_goal, is_there" in said and "--truth" in said
     assert not list(out.rglob("*.png"))
-    for wrong in ("nothing", "word"):
-        with pytest.raises(ConfigError, match="truth"):
-            captured(out, env=env, truth=wrong, frames=8)
     # The corrected command works in the same folder.
     assert len(captured(out, env=env, truth="is_there", frames=8).labels) == 8
-    with pytest.raises(ConfigError, match="--resume"):
-        captured(out, env=LINE, truth="at_goal", frames=8)
     with pytest.raises(ConfigError, match=r"it has at_goal.*truth"):
         captured(tmp_path / "x", env=LINE, frames=4)
 
@@ -364,16 +351,14 @@ def test_the_goals_place_does_not_tell_the_label(tmp_path: Path) -> None:
     assert len(won_in) >= 150 and len(lost_in) >= len(won_in)
     assert max(np.bincount(episodes[labels == 0])) <= 4
     assert max(np.bincount(episodes[labels == 1])) <= 4
-    rows = rows_of(tmp_path)
-    near = [row for row in rows if row["category"] == "near_miss"]
+    near = [row for row in rows_of(tmp_path) if row["category"] == "near_miss"]
     assert len(near) > 150 and {int(row["episode"]) for row in near} <= won_in
-    elsewhere = sum(row["category"] == "failed_episode" for row in rows)
-    assert 0.1 < elsewhere / 600 < 0.3
 
 
 def test_images_may_come_from_the_observation_and_be_resized(tmp_path: Path) -> None:
     given: dict[str, Any] = {"env": TWO, "truth": "there", "image_source": ("obs:front",)}
-    given |= {"image_size": (24, 32), "env_kwargs": {"least": 3, "max_episode_steps": 30}}
+    kwargs = {"goals": {"least": 3}, "size": [16, 20], "max_episode_steps": 30}
+    given |= {"image_size": (24, 32), "env_kwargs": kwargs}
     data = captured(tmp_path, **given, frames=24)
     assert data.images.shape == (24, 24, 32, 3)
     red, goal = data.images[:, 0, 0, 0].astype(int), data.images[:, 0, 0, 1].astype(int)
@@ -383,11 +368,11 @@ def test_images_may_come_from_the_observation_and_be_resized(tmp_path: Path) -> 
     # A bundle of them resizes likewise, and says where its images are from.
     assert data.image().resize == "pil_bilinear"
     about = read_about(tmp_path)
-    assert about["env_kwargs"] == given["env_kwargs"] and about["image_source"] == "obs:front"
+    assert about["env_kwargs"] == recorded_task(about)["env_kwargs"] == kwargs
+    assert about["image_source"] == "obs:front"
     # It goes on as it was recorded; otherwise it would mix two kinds of images.
     assert captured(tmp_path, frames=30, resume=True).images.shape == (30, 24, 32, 3)
-    for other in ({"image_size": (16, 20)}, {"image_source": ("render",)},
-                  {"env_kwargs": {"least": 2}}, {"per_episode": 2}):  # fmt: skip
+    for other in ({"image_size": (16, 20)}, {"image_source": ("render",)}, {"per_episode": 2}):
         with pytest.raises(ConfigError) as error:
             captured(tmp_path, frames=36, resume=True, **other)
         assert [error.value.field] == list(other)
@@ -409,48 +394,14 @@ def test_large_images_are_captured_small_and_seen_alike_by_the_bundle(
         seen.add(prepare(large.render(), data.image())[0].tobytes())
     assert {image.tobytes() for image in data.images} <= seen
     assert main([*words, "12", "--resume"]) == 0 and len(load_dataset(out).images) == 12
-
-
-def test_other_sizes(tmp_path: Path) -> None:
-    """The camera's own, one scale for all views, and the hover scene's."""
+    # One scale for all views; and the hover scene draws the size that is asked for.
     given: dict[str, Any] = {"env": LARGE, "truth": "there", "frames": 4}
-    out = tmp_path / "own"
-    captured(out, **given, image_size=(480, 720))
-    assert "image_size" not in read_about(out)
-    data = load_dataset(out, choose_size=True)
-    assert data.images.shape == (4, 480, 720, 3) and data.image().resize == "none"
-    assert load_dataset(out, crop=(100, 80, 90, 60)).images.shape == (4, 90, 60, 3)
     captured(tmp_path / "views", **given, image_source=("obs:front", "obs:low"))
     data = load_dataset(tmp_path / "views", choose_size=True)
     assert [view.height for view in data.views] == [107, 40]
     assert data.images.shape == (4, 147, 160, 3) and data.image().resize == "pil_bilinear"
-    captured(tmp_path / "hover", frames=4, image_size=(200, 240))
-    data = load_dataset(tmp_path / "hover", choose_size=True)
-    assert data.images.shape == (4, 200, 240, 3) and data.image().resize == "none"
-
-
-def test_arguments_may_be_lists_and_tables_and_are_given_again(tmp_path: Path) -> None:
-    words = ["--env", TWO, "--truth", "there", "--frames", "12", "--out", str(tmp_path)]
-    arguments = ["--env-kwargs", "lamp", "{'least': 5, 'on': True}", "size", "(16, 20)"]
-    assert main(["capture", *words, *arguments]) == 0
-    assert main(["capture", "--resume", "--frames", "16", "--out", str(tmp_path)]) == 0
-    assert load_dataset(tmp_path).images[:, 0, 0, 1].min() >= 5
-    recorded = {"lamp": {"least": 5, "on": True}, "size": [16, 20]}
-    assert read_about(tmp_path)["env_kwargs"] == recorded
-    assert recorded_task(read_about(tmp_path))["env_kwargs"] == recorded
-
-
-def test_near_misses_lie_close_before_a_success() -> None:
-    truths = [False] * 50 + [True] * 3 + [False] * 30
-    balance = Balance(frames=200, quota=4, kept_successes=8)
-    for seed in range(50):
-        chosen = choose(truths, balance, np.random.default_rng(seed))
-        for step, category in chosen.items():
-            assert (category == "success") == truths[step]
-            assert (category == "near_miss") == (45 <= step < 50)
-        assert list(chosen.values()).count("success") == 3
-        assert list(chosen.values()).count("near_miss") >= 2
-        assert len(chosen) <= 7
+    hover = captured(tmp_path / "hover", frames=4, image_size=(200, 240))
+    assert hover.images.shape == (4, 200, 240, 3) and hover.image().resize == "none"
 
 
 def test_played_episodes_resumed_are_as_if_never_stopped(
@@ -510,8 +461,6 @@ def test_where_successes_are_rare_their_episodes_give_more_failures(tmp_path: Pa
     labels = captured(tmp_path, env=registered(Ends), truth="there", frames=120).labels
     assert len(labels) == 120
     assert 1.8 * labels.sum() < len(labels) - labels.sum() <= 4 * labels.sum()
-    failed = sum(row["category"] == "failed_episode" for row in rows_of(tmp_path))
-    assert 0.1 < failed / (len(labels) - labels.sum()) < 0.35
     about = read_about(tmp_path)
     # Its failing episodes last 40 steps, the others end at their success.
     assert about["episode_steps"] == 40 and about["success_lasts"] is False
@@ -593,12 +542,9 @@ def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) ->
     with LearnedReward(gymnasium.make(DIM, render_mode="rgb_array"), bundle) as wrapped:
         wrapped.reset(seed=0)
         assert "reward_prob" in wrapped.step(np.zeros(2, np.float32))[-1]
-    # A camera can be asked of it, and is not changed on the way.
-    other = tmp_path / "other"
-    assert captured(other, env=DIM, frames=3, image_size=(32, 40)).scene["height"] == 32
-    with pytest.raises(ConfigError) as error:
-        captured(other, image_size=(48, 40), frames=6, resume=True)
-    assert error.value.field == "image_size"
+    # A camera can be asked of it.
+    other = captured(tmp_path / "other", env=DIM, frames=3, image_size=(32, 40))
+    assert other.scene["height"] == 32
 
 
 def test_a_derived_hover_environment_may_fix_its_arguments(tmp_path: Path) -> None:
@@ -614,14 +560,10 @@ def test_a_derived_hover_environment_may_fix_its_arguments(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        ("--frames 1", "frames"),
-        ("--image-size 8 8", "image_size"),
         ("--image-size 4096 4097", "image_size"),
         (f"--env {GOALS} --image-size 4096 2049 --stack 2", "image_size"),
-        ("--stack 0", "stack"),
         ("--mix random 1", "mix"),
         ("--policy p.py:act --mix expert 1", "mix"),
-        ("--policy p.py:act --mix random 1", "mix"),
         ("--policy p.py:act --mix policy -1 random 2", "mix"),
         ("--policy p.py:act --recordings v", "policy"),
         ("--recordings d --stack 2", "stack"),
@@ -630,7 +572,6 @@ def test_a_derived_hover_environment_may_fix_its_arguments(tmp_path: Path) -> No
         ("--recordings d --env-kwargs a 1", "env_kwargs"),
         (f"--env {TWO} --image-source obs:back", "image_source"),
         (f"--env {TWO} --image-source obs:place", "image_source"),
-        (f"--env {TWO} --image-source camera", "image_source"),
         (f"--env {TWO} --env-kwargs colour red", None),
     ],
 )
@@ -642,9 +583,3 @@ def test_what_is_refused_before_anything_is_written(
         capture.run(capture.SETTINGS.parse(words, prog="vinoreward capture"))
     assert error.value.field == field
     assert not (tmp_path / "out").exists()
-
-
-def test_an_unwritable_folder_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="--out"):
-        captured(tmp_path / "file" / "below")

@@ -45,9 +45,6 @@ def two(observation):
 def broken(observation):
     return observation["goal"]
 
-def never(observation):
-    return 0
-
 def far(observation):
     return [3.0]
 """
@@ -183,8 +180,6 @@ def test_a_seed_gives_the_same_images_of_a_policy_also_after_a_stop(
     [
         ("{script}:two", r"gives the action '2'. Expected one of Discrete\(2\)"),
         ("{script}:broken", r"broken fails: IndexError.*towards.py, line 11"),
-        ("{script}:nothing", r"nothing cannot be imported.*has no attribute 'nothing'"),
-        ("{script}", r"Expected a run folder, FILE.py:FUNCTION"),
         ("nowhere.zip", r"Expected a run folder, FILE.py:FUNCTION"),
     ],
 )
@@ -238,8 +233,7 @@ def test_folders_of_train_and_of_actors_play(tmp_path: Path) -> None:
     seen, actions = actions_in(trained, named(Towards))
     wanted = [int(model.predict(one, deterministic=True)[0]) for one in seen]
     assert actions == wanted
-    policy = random_policy(mlp(2, 2, head="logits", hidden=(4,)), 0)
-    save_actors_policy(actors, policy)
+    save_actors_policy(actors, random_policy(mlp(2, 2, head="logits", hidden=(4,)), 0))
     _, actions = actions_in(actors, named(Towards))
     assert set(actions) <= {0, 1}
     with pytest.raises(ConfigError, match=r"acts on observations of the shape \(2,\)"):
@@ -252,18 +246,9 @@ def test_folders_of_train_and_of_actors_play(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("maze", "wanders"),
-    [
-        # The median of so many walls moves with the ball.
-        ("[[1,1,1,1], [1,'c','c',1], [1,'c','c',1], [1,1,1,1]]", True),
-        ("[[1,1,1,1,1], [1,1,1,1,1], [1,'c','c',1,1], [1,'c','c',1,1], [1,1,1,1,1]]", False),
-    ],
-    ids=["even", "odd"],
-)
-def test_a_camera_that_depends_on_the_first_episode_is_named(
-    tmp_path: Path, maze: str, wanders: bool
-) -> None:
+def test_a_camera_that_depends_on_the_first_episode_is_named(tmp_path: Path) -> None:
+    # The median of so many walls moves with the ball.
+    maze = "[[1,1,1,1], [1,'c','c',1], [1,'c','c',1], [1,1,1,1]]"
     pytest.importorskip("mujoco")
     if ctypes.util.find_library("OSMesa") is None:
         pytest.skip("needs the Debian package libosmesa6")
@@ -278,6 +263,4 @@ def test_a_camera_that_depends_on_the_first_episode_is_named(
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert (result.stdout + result.stderr).count(
-        "the camera looks where the first episode"
-    ) == wanders
+    assert "the camera looks where the first episode" in result.stdout + result.stderr

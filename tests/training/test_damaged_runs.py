@@ -26,7 +26,6 @@ from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
     "text",
     [
         "env_kwargs: {a: " + "[" * 3000 + "]" * 3000 + "}\n",
-        "env_kwargs: {a: !!set {b}}\n",
         "env_kwargs: {a: 2026-11-22}\n",
         "x: !!python/object/apply:os.getcwd []\n",
         "env: \xff\ud800\n",
@@ -48,16 +47,7 @@ def test_a_file_of_settings_that_cannot_be_read(tmp_path: Path, text: str) -> No
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"env_kwargs": [1]},
-        {"algorithm": ["DQN"]},
-        {"truth": ["a"]},
-        {"seed": "x"},
-        {"hold": 1.5},
-        {"success_reward": "much"},
-        {"timesteps": True},
-        {"out": None},
-    ],
+    [{"env_kwargs": [1]}, {"seed": "x"}, {"hold": 1.5}, {"timesteps": True}, {"out": None}],
     ids=str,
 )
 def test_values_of_other_types(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -72,11 +62,8 @@ def test_values_of_other_types(tmp_path: Path, changes: dict[str, Any]) -> None:
     "text",
     [
         "[" * 200_000,
-        "[]",
-        '"\xff"',
         '{"schema_version": 2}',
         '{"schema_version": 1, "env": {"a": 1}}',
-        '{"schema_version": 1, "algorithm_kwargs": null}',
         '{"schema_version": 1, "unknown": 1}',
     ],
     ids=lambda text: text[:30],
@@ -93,9 +80,7 @@ def test_a_policys_description(
     assert "policy.json" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "text", ["{}", "[", "[1]", '{"final": {"claimed": 1, "true": null}}', '{"final": {"true": 1}}']
-)
+@pytest.mark.parametrize("text", ["{}", "[", '{"final": {"claimed": 1, "true": null}}'])
 def test_a_summary(tmp_path: Path, text: str) -> None:
     settings = config(tmp_path, env="CartPole-v1", backend="openvino", resume=True)
     (tmp_path / "config.yaml").write_text("env: CartPole-v1\nalgorithm: DQN\n", encoding="utf-8")

@@ -294,6 +294,20 @@ def test_the_p_value_of_a_higher_share_is_binomial(
     assert increase_pvalue(before, after) == pytest.approx(expected)
 
 
+@given(st.integers(1, 400), st.floats(0.001, 0.5), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_share_that_was_not_measured_before_is_compared_with_its_limit(
+    of: int, bar: float, data: st.DataObject
+) -> None:
+    """The probability of so many claims or more, where as many are right as the limit says."""
+    claimed = data.draw(st.integers(0, of))
+    after = share_check("", claimed, of, bar)
+    p, rising = after.limit, range(claimed, of + 1)
+    chance = sum(math.comb(of, k) * p**k * (1 - p) ** (of - k) for k in rising)
+    found = increase_pvalue(dataclasses.replace(after, value=0.0, of=0), after)
+    assert found == pytest.approx(chance if claimed / of > p else 1.0)
+
+
 # --- the command -------------------------------------------------------------------------------
 
 

@@ -163,7 +163,7 @@ def test_a_resumed_run_writes_where_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert SETTINGS.of(resume=True).out == default
 
 
-@pytest.mark.parametrize("answer", ["y", "yes", "n", ""])
+@pytest.mark.parametrize("answer", ["y", ""])
 def test_on_a_terminal_the_user_is_asked(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "r+b", buffering=0) as raw:

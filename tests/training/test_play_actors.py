@@ -65,8 +65,6 @@ def test_a_run_of_actors_is_played(
     }
     assert len(found["returns"]) == 4 and max(found["returns"]) <= 30
     assert "Mean return" in (cartpole / "play.html").read_text()
-    once = play(PlayConfig(run=cartpole, episodes=1, film=0))
-    assert once.error is None and len(once.returns) == 1
 
 
 def test_the_truth_is_read_under_the_name_that_is_given(tmp_path: Path) -> None:
@@ -86,9 +84,9 @@ def test_the_truth_is_read_under_the_name_that_is_given(tmp_path: Path) -> None:
     assert played()["true"] == named["true"]
 
 
-@pytest.mark.parametrize("options", [{}, {"normalise_actions": False}])
-def test_play_and_evaluation_agree(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Actions reach the task's limits, whether the task scales them or who plays it."""
+def test_play_and_evaluation_agree(tmp_path: Path) -> None:
+    """Actions reach the task's limits also where who plays it scales them."""
+    options = {"normalise_actions": False}
     spec = network("Pendulum-v1", "1x8", "d4pg")
     run = run_of(tmp_path, "Pendulum-v1", spec, env_kwargs=options, algorithm="d4pg")
     found = play(PlayConfig(run=run, episodes=3, film=0, seed=5))
@@ -128,21 +126,7 @@ class Dark(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}
 
 
-class Bright(Dark):
-    """Paints all that it is asked to, and long episodes of it."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
-    steps = 400
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        self.render_mode = render_mode
-
-    def render(self) -> Any:
-        return np.full((8, 12, 3), self.left % 256, np.uint8)
-
-
-for kind in (Dark, Bright):
-    gym.register(id=f"{kind.__name__}-v0", entry_point=kind)
+gym.register("Dark-v0", entry_point=Dark)
 
 
 def test_what_cannot_be_filmed_is_played(
@@ -154,16 +138,6 @@ def test_what_cannot_be_filmed_is_played(
     assert "no film: " in said and not (run / "play.gif").exists()
     # The game's score, not what is learned from.
     assert "mean return:     3 ± 0" in said
-
-
-def test_a_long_episode_is_filmed_in_part(tmp_path: Path) -> None:
-    run = run_of(tmp_path, "Bright-v0", network("Bright-v0", "1x8"))
-    found = play(PlayConfig(run=run, episodes=1))
-    assert found.film is not None
-    with Image.open(found.film) as film:
-        assert 100 <= getattr(film, "n_frames", 1) <= 300
-        # One frame in two at 50 a second.
-        assert film.info["duration"] == 40
 
 
 def test_a_policy_without_a_run_is_played_on_the_task_that_is_named(tmp_path: Path) -> None:
