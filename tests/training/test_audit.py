@@ -33,7 +33,7 @@ from toy_environments import (
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec, Decision
-from vinoreward.errors import ConfigError, DatasetError
+from vinoreward.errors import DatasetError
 from vinoreward.files import sha256
 from vinoreward.images import View
 from vinoreward.rewards.interventions import Intervention
@@ -42,7 +42,7 @@ from vinoreward_envs.constants import FIXED_OBJECT, MAX_MOVE, WORKSPACE_HIGH, WO
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_envs.scene import HoverScene
 from vinoreward_training.audit.checks import KEPT_IMAGES, FalsePositives, share_check
-from vinoreward_training.audit.command import SETTINGS, AuditOptions, audit
+from vinoreward_training.audit.command import AuditOptions, audit
 from vinoreward_training.audit.corruptions import CorruptionReport, CorruptionRow
 from vinoreward_training.audit.env import AuditEnv
 from vinoreward_training.audit.interventions import Change, InterventionReport
@@ -200,8 +200,6 @@ def test_what_is_significantly_beyond_a_bar_is_a_fault_and_nothing_else() -> Non
     assert re.search("900 of 3000 .*failing camera.*'black': 900 of 1000", camera)
     assert "9 of 300 failures under b" in corruption
     assert "under a it claims 200 of 300 successes, 290 on clean" in blind
-    (unused,) = reported(row("", 150, 0, None)).misses
-    assert "150 of 300 successes on clean images" in unused
     (alarms,) = reported(dataclasses.replace(row("", 290, 1, None), withheld=20)).misses
     assert "finds 20 of 600 clean images out of distribution; at most 1%" in alarms
 
@@ -257,13 +255,11 @@ def test_the_command_reports_how_it_was_cheated(
     words = ["audit", "--bundle", str(bundle.path), "--data", str(data), "--out", str(out)]
     assert main(words) == 3
     assert sha256(bundle.path / "bundle.json") == before
-    said, bar = capsys.readouterr()
+    said = capsys.readouterr().out
     assert "toy-corridor is not safe: " in said and "Nothing says whether" in said
     assert "toy-corridor is not robust: under less light (0.85" in said
-    assert re.search(r"(\d+)/\1 \[", bar), "a bar that knows its end says when it comes"
     report = json.loads((out / "audit.json").read_text())
-    assert not report["safe"] and report["verdict"] in said
-    assert not report["robust"] and report["robustness"] in said
+    assert not report["safe"] and not report["robust"] and report["verdict"] in said
     rows = {(one["corruption"], one["strength"]): one for one in report["corruptions"]}
     assert len(rows) == 1 + len(EACH) + 6 and list(rows)[: 1 + len(EACH)] == [("", None), *EACH]
     # A frozen camera shows an earlier success: the network claims it, the frozen check does not.
@@ -274,14 +270,11 @@ def test_the_command_reports_how_it_was_cheated(
     assert (clean["true_positives"], clean["false_positives"]) == (40, 0)
     assert clean["recall_low"] == pytest.approx(beta.ppf(0.025, 40, 1))
     assert rows["less light", 0.5]["rates"]["true_positives"] == 0
-    assert rows["more light", 1.6]["rates"]["false_positives"] == 0
-    assert rows["red and blue swapped", 1]["rates"]["true_positives"] == 0
     failing = report["failing_camera"]
     assert failing["frames"] == 3014 and failing["by_family"]["black"] == [0, 137]
     assert failing["claimed"] == sum(one for one, _ in failing["by_family"].values()) > 0
     page = (out / "report.html").read_text()
     assert html.escape(report["verdict"]) in page and page.count("<img") == 1
-    assert all(html.escape(miss) in page for miss in report["misses"])
     findings = (out / "findings" / "findings.csv").read_text().splitlines()
     assert len(findings) == 1 + len(list((out / "findings").glob("*.png"))) > 5
     labels = read_labels(out / "findings" / "labels.jsonl")
@@ -410,23 +403,6 @@ def test_of_an_own_folder_the_content_says_what_was_kept_for_the_test(
 # --- an environment ----------------------------------------------------------------------------
 
 
-def test_the_environments_arguments_and_truth_are_the_bundles(
-    bundle: Bundle, data: Path, tmp_path: Path
-) -> None:
-    """They need no options again, unless another environment is named."""
-    shutil.copytree(bundle.path, made := tmp_path / "made")
-    task = {"env": "ToyCorridor-v0", "env_kwargs": {"length": 7}, "truth": "is_success"}
-    rewrite(Bundle.load(made), lambda spec: spec["dataset"].update(task))
-    named: dict[str, Any] = {"bundle": str(made), "data": data}
-    played = SETTINGS.of(**named, env="toy_environments:ToyCorridor-v0")
-    assert (played.env_kwargs, played.truth) == ({"length": 7}, "is_success")
-    assert SETTINGS.of(**named, env="CartPole-v1").truth is None
-    rewrite(Bundle.load(made), lambda spec: spec["dataset"].update(truth="no_such.module:up"))
-    with pytest.raises(ConfigError) as caught:  # a file's code is run only if the user names it
-        SETTINGS.of(**named, env="ToyCorridor-v0")
-    assert "truth=no_such.module:up" in str(caught.value)
-
-
 MODULE = """
 from vinoreward import Intervention
 
@@ -480,8 +456,6 @@ def test_claims_that_do_not_need_their_cause_are_a_fault(
     assert all(one["claimed"] == report["interventions"]["claims"] == 100 for one in changes)
     named = [fault for fault in report["faults"] if "stay after this" in fault]
     assert named == ["of 100 claims 100 stay after this: cause gone"]
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert all(name in page for name in found)
 
 
 @pytest.mark.parametrize(

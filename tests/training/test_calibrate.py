@@ -25,7 +25,6 @@ from vinoreward_training.classifier.finetune import USELESS
 from vinoreward_training.cli import main
 from vinoreward_training.configs import CalibrateConfig, ImportConfig
 from vinoreward_training.data.dataset import load_dataset, split_by_episode
-from vinoreward_training.quantize.int8 import compare
 
 
 def draw(folder: Path, noise: float, seed: int = 1) -> Path:
@@ -64,18 +63,6 @@ def test_what_is_reported_is_what_the_classifier_does(tmp_path: Path) -> None:
         first = claims(dataset.images[choosing]) > 0
         wrong = dataset.labels[choosing] == 0
         assert (first & wrong).sum() == chosen_for.get("at_raised", chosen_for)["false_positives"]
-
-
-@pytest.mark.slow
-def test_int8_is_compared_on_images_that_are_cut_already(tmp_path: Path) -> None:
-    """The network itself stands for INT8: no decision may differ."""
-    saved = save_column_bundle(tmp_path / "bundle")
-    image = dataclasses.replace(saved.spec.image, crop=(1, 2, HEIGHT, WIDTH))
-    bundle = dataclasses.replace(saved, spec=dataclasses.replace(saved.spec, image=image))
-    whole = np.random.default_rng(0).integers(0, 256, (400, HEIGHT + 3, WIDTH + 5, 3), np.uint8)
-    images, network = bundle.prepare(whole), bundle.network("fp32")
-    found = compare(bundle, network, images, np.arange(400), max_second_looks=1.0)
-    assert found.flips.count == 0
 
 
 @pytest.fixture(scope="module")

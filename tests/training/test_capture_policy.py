@@ -78,17 +78,6 @@ class Towards(gymnasium.Env[np.ndarray, int]):
         return np.array([self.at, self.goal], np.float32)
 
 
-class Pushed(Towards):
-    """The same with a force as action."""
-
-    def __init__(self, render_mode: str | None = None, most: float = 1.0) -> None:
-        super().__init__(render_mode)
-        self.action_space = gymnasium.spaces.Box(-most, most, (1,), np.float32)
-
-    def step(self, action: Any) -> Any:
-        return super().step(int(action[0] > 0))
-
-
 def named(env: type[Towards]) -> str:
     name = f"VinorewardTest{env.__name__}-v0"
     if name not in gymnasium.registry:
@@ -136,11 +125,6 @@ def test_episodes_are_mixed_and_each_image_says_who_played(
     said = capsys.readouterr()
     (won,) = re.findall(r"success: random 0/\d+, policy (\d+)/\1, noisy \d+/\d+", said.out)
     assert int(won) >= counts["policy"]
-
-
-def test_an_action_beyond_the_limits_becomes_the_limit(script: Path) -> None:
-    _, actions = actions_in(f"{script}:far", named(Pushed))
-    assert all(action == [1.0] and action.dtype == np.float32 for action in actions)
 
 
 def test_a_seed_gives_the_same_images_of_a_policy_also_after_a_stop(

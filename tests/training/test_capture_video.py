@@ -5,11 +5,9 @@ from __future__ import annotations
 import csv
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import imageio_ffmpeg
 import numpy as np
 import pytest
 from label_logs import write_film
@@ -20,7 +18,6 @@ from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.data.dataset_files import read_about
-from vinoreward_training.data.videos import decoded, find_videos
 
 HEAD = "video,start,end,label"
 
@@ -156,18 +153,6 @@ def test_labels_that_cannot_be_are_refused_before_anything_is_written(
     with pytest.raises(DatasetError, match=found):
         capture.run(CaptureConfig(out=tmp_path / "out", recordings=videos))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_video_of_ten_bits_shows_what_one_of_eight_does(tmp_path: Path) -> None:
-    path = film(tmp_path / "eight.mp4")
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), "-pix_fmt", "yuv420p10le"]
-    subprocess.run([*command, str(tmp_path / "ten.mp4")], check=True, capture_output=True)
-    eight, ten = (
-        dict(decoded(video, 2, dict.fromkeys(range(8)))) for video in find_videos(tmp_path)
-    )
-    assert eight.keys() == ten.keys() == set(range(8))
-    for index, image in eight.items():
-        assert np.abs(image.astype(int) - ten[index]).mean() < 4
 
 
 def test_videos_of_several_sizes_are_taken_at_the_most_common_made_smaller(

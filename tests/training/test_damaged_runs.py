@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 import yaml
 from train_runs import config
 
-from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError, VinorewardError
-from vinoreward_actors.command.run import Recorder, read_rows, read_summary
+from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError
+from vinoreward_actors.command.run import read_rows, read_summary
 from vinoreward_actors.command.settings import SETTINGS as ACTORS
 from vinoreward_training.classifier.finetune import SETTINGS as FINETUNE
 from vinoreward_training.cli import main
@@ -99,15 +98,6 @@ def test_other_tables_of_a_run(tmp_path: Path) -> None:
         (tmp_path / "episodes.csv").write_text(table, encoding="utf-8")
         with pytest.raises(ConfigError, match=r"episodes\.csv cannot be read as a table"):
             read_table(tmp_path / "episodes.csv", EPISODE_COLUMNS, until=5)
-
-
-def test_a_file_where_logs_should_be(tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("x", encoding="utf-8")
-    with pytest.raises(RunFolderError, match=r"logs cannot be created: .*remove what"):
-        Recorder(tmp_path, total=10)
-    shutil.copy(tmp_path / "logs", tmp_path / "run")
-    with pytest.raises(VinorewardError, match="writable folder"):
-        train(config(tmp_path / "run", env="CartPole-v1", backend="openvino"))
 
 
 def test_an_error_does_not_steer_the_terminal(

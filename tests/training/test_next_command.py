@@ -31,7 +31,6 @@ from vinoreward_training.runs.next_command import (
     after_import,
     after_labelling,
     after_mending,
-    bundle_name,
     resume_capture,
     resume_command,
     resume_mend,
@@ -148,18 +147,6 @@ def test_the_readme_uses_the_folders_that_are_printed(
     assert shlex.split(after_bundle(bundle, trained, data, 30)) == of["audit"]
     assert shlex.split(to_train(bundle, trained)) == of["train"]
     assert shlex.split(to_play(Path("runs/yourrobot-policy"), {"env": env})) == of["play"]
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        (Path("data/hover"), "hover-classifier"),
-        (Path("data/mine/../my images (2)"), "my-images-2-classifier"),
-        ("my_package:CartPole-v1", "cartpole-classifier"),
-    ],
-)
-def test_a_bundle_is_called_after_what_it_is_trained_on(source: Path | str, name: str) -> None:
-    assert bundle_name(source, "classifier") == name
 
 
 def test_a_bundle_is_trained_on_where_its_images_are_from(

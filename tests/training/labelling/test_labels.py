@@ -175,19 +175,6 @@ def test_each_label_is_on_the_disk_before_it_is_acknowledged(
             assert seen[-1] == b"".join(line_of(label(f"{n}.png")) for n in range(number + 1))
 
 
-def test_a_log_that_was_moved_away_takes_no_labels(tmp_path: Path) -> None:
-    path = tmp_path / "labels.jsonl"
-    with LabelLog(path) as log:
-        log.add(label())
-        path.rename(tmp_path / "other")
-        with pytest.raises(RunFolderError, match="cannot write"):
-            log.add(label("b.png"))
-        path.write_text("")
-        with pytest.raises(RunFolderError, match="replaced"):
-            log.add(label("b.png"))
-    assert read_labels(tmp_path / "other") == [label()]
-
-
 def test_contradictions_are_left_out_and_reported() -> None:
     every = [
         label("same.png"), label("same.png", by="bob"),
@@ -204,9 +191,7 @@ def test_contradictions_are_left_out_and_reported() -> None:
         "same.png": "success", "steady.png": "failure", "changed.png": "failure",
         "unsure.png": "success",
     }  # fmt: skip
-
-
-def test_a_replaced_file_is_another_image() -> None:
+    # A replaced file is another image.
     other = Label("a.png", "f" * 64, "failure", "ann", TIME, 1.0)
     assert contradictions([label("a.png"), other]) == {}
     assert len(agreed_labels([label("a.png"), other])) == 2
