@@ -1,18 +1,29 @@
-"""The console command: exit codes, one sentence instead of a traceback; help is in packaging."""
+"""The console command, and files of a run that are damaged: one sentence says what is wrong."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from train_runs import config
 
-from vinoreward.errors import install_command
+from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError, install_command
+from vinoreward_actors.command.run import read_rows, read_summary
+from vinoreward_actors.command.settings import SETTINGS as ACTORS
 from vinoreward_training import doctor
+from vinoreward_training.classifier.finetune import SETTINGS as FINETUNE
 from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig
+from vinoreward_training.policy.checkpoint import read_description
+from vinoreward_training.policy.train import SETTINGS as TRAIN
+from vinoreward_training.policy.train import train
+from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 from vinoreward_training.runs.settings import Settings
 
 
@@ -70,3 +81,95 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
 def test_a_folder_has_the_name_of_what_is_in_it(module: str, words: list[str], out: str) -> None:
     settings = importlib.import_module(f"vinoreward_training.{module}").SETTINGS
     assert settings.parse(words, prog="vinoreward").out == Path(out)
+
+
+# --- files that are damaged, or name what cannot be ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "env_kwargs: {a: " + "[" * 3000 + "]" * 3000 + "}\n",
+        "env_kwargs: {a: 2026-11-22}\n",
+        "x: !!python/object/apply:os.getcwd []\n",
+        "env: \xff\ud800\n",
+    ],
+)
+def test_a_file_of_settings_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    """Such as one of ``--config`` that somebody else wrote."""
+    file = tmp_path / "config.yaml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    for read in (
+        lambda: TRAIN.of(config=file),
+        lambda: TRAIN.of(out=tmp_path, resume=True),
+        lambda: ACTORS.of(config=file),
+        lambda: FINETUNE.of(out=tmp_path, resume=True),
+    ):
+        with pytest.raises(ConfigError):
+            read()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"env_kwargs": [1]}, {"seed": "x"}, {"hold": 1.5}, {"timesteps": True}, {"out": None}],
+    ids=str,
+)
+def test_values_of_other_types(tmp_path: Path, changes: dict[str, Any]) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(changes), encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        TRAIN.of(config=file)
+    assert [error.value.field] == list(changes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"schema_version": 2}',
+        '{"schema_version": 1, "env": {"a": 1}}',
+        '{"schema_version": 1, "unknown": 1}',
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_policys_description(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "policy.json").write_text(json.dumps({"schema_version": 1, "env": "CartPole-v1"}))
+    assert read_description(tmp_path).env == "CartPole-v1"
+    (tmp_path / "policy.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ModelCorruptError, match=r"policy\.json cannot be read: .*Expected"):
+        read_description(tmp_path)
+    assert main(["play", "--run", str(tmp_path)]) == 1
+    assert "policy.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{}", "[", '{"final": {"claimed": 1, "true": null}}'])
+def test_a_summary(tmp_path: Path, text: str) -> None:
+    settings = config(tmp_path, env="CartPole-v1", backend="openvino", resume=True)
+    (tmp_path / "config.yaml").write_text("env: CartPole-v1\nalgorithm: DQN\n", encoding="utf-8")
+    (tmp_path / "summary.json").write_text(text, encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"summary\.json cannot be read: .*remove"):
+        train(settings)
+    with pytest.raises(RunFolderError, match=r"summary\.json cannot be read: .*remove it"):
+        read_summary(tmp_path)
+
+
+def test_other_tables_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": "x"}\n{}\n')
+    with pytest.raises(RunFolderError, match=r"line 1 of .*metrics\.jsonl is not a row"):
+        read_rows(tmp_path)
+    for table in ("a,b\n1,2\n", "step,reward\n1\n", "step,reward\nx,1\n", "step,reward\n\0,1\n"):
+        (tmp_path / "episodes.csv").write_text(table, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"episodes\.csv cannot be read as a table"):
+            read_table(tmp_path / "episodes.csv", EPISODE_COLUMNS, until=5)
+
+
+def test_an_error_does_not_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text('"\\e[31;1mred\\e]0;title\\a": 1\n', encoding="utf-8")
+    assert main(["train", "--config", str(tmp_path / "c.yaml")]) == 1
+    told = capsys.readouterr().err
+    assert "\\x1b[31;1mred" in told
+    assert "\x1b" not in told and "\x07" not in told
