@@ -167,21 +167,29 @@ def test_tensors_and_arrays_are_learned_from_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("learner", "env", "kwargs", "words"),
     [
-        ({"env": "PandaHoverPixels-v0"}, "vectors of numbers"),
-        ({"algorithm_kwargs": {"use_sde": True}}, "use_sde=True is not for --learner fused"),
-        ({"algorithm_kwargs": {"ent_coef": "auto_-1"}}, "at or below 0"),
-        ({"algorithm_kwargs": {"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}}},
+        ("fused", "PandaHoverPixels-v0", {}, "vectors of numbers"),
+        ("fused", RANDOM, {"use_sde": True}, "use_sde=True is not for --learner fused"),
+        ("fused", RANDOM, {"ent_coef": "auto_-1"}, "at or below 0"),
+        ("fused", RANDOM, {"policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}},
          "optimizer_kwargs in policy_kwargs is not for --learner fused"),
+        ("skrl", "CartPole-v1", {}, "continuous actions"),
+        ("skrl", RANDOM, {"clip_range_vf": 0.2}, "clip_range_vf=0.2 is not for --learner skrl"),
+        ("skrl", RANDOM, {"policy_kwargs": {"optimizer_kwargs": {"eps": 1}}}, "has its own Adam"),
     ],
     ids=lambda value: "",
 )  # fmt: skip
 def test_what_a_learner_cannot_do_is_refused(
-    tmp_path: Path, changes: dict[str, Any], words: str
+    tmp_path: Path, learner: str, env: str, kwargs: dict[str, Any], words: str
 ) -> None:
+    given: dict[str, Any] = {"env": env, "learner": learner, "algorithm_kwargs": kwargs}
+    if learner == "skrl":
+        given |= {"algorithm": "PPO", "algorithm_kwargs": {**PPO_SMALL, "batch_size": 24, **kwargs}}
+    else:
+        given |= {"vec_env": "batched", "num_envs": 8}
     with pytest.raises(ConfigError, match=words):
-        train(config(tmp_path / "run", **{**BATCHED, "learner": "fused", **changes}))
+        train(config(tmp_path / "run", **given))
 
 
 def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,20 +291,3 @@ def test_divergence_is_told() -> None:
     model = ppo_of("skrl", learning_rate=1e30)
     with pytest.raises(OutputError, match="training has diverged"):
         model.learn(10 * 24 * 8)
-
-
-@pytest.mark.parametrize(
-    ("env", "changes", "words"),
-    [
-        ("CartPole-v1", {}, "continuous actions"),
-        (RANDOM, {"clip_range_vf": 0.2}, "clip_range_vf=0.2 is not for --learner skrl"),
-        (RANDOM, {"policy_kwargs": {"optimizer_kwargs": {"eps": 1}}}, "has its own Adam"),
-    ],
-)
-def test_what_it_cannot_do_is_refused(
-    tmp_path: Path, env: str, changes: dict[str, Any], words: str
-) -> None:
-    given = {**PPO_SMALL, "batch_size": 24, **changes}
-    kwargs = {"algorithm": "PPO", "learner": "skrl", "algorithm_kwargs": given}
-    with pytest.raises(ConfigError, match=words):
-        train(config(tmp_path / "run", env=env, **kwargs))

@@ -295,7 +295,7 @@ def test_policies_that_are_not_there_or_damaged(cartpole: Path) -> None:
         play(PlayConfig(run=cartpole, film=0))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(("task", "package"), [("pong", "ale_py"), ("cartpole-balance", "shimmy")])
 def test_the_suites_are_played(tmp_path: Path, task: str, package: str) -> None:
     pytest.importorskip(package)
