@@ -144,16 +144,6 @@ def test_the_most_certain_images_are_kept_and_none_twice(found: list[tuple[int, 
     assert not found or certain[0] == max(each for _, each in found)
 
 
-def test_something_small_makes_an_image_another() -> None:
-    white = np.full((1, 48, 60, 3), 255, np.uint8)
-    here, there, nearly = white.copy(), white.copy(), white.copy()
-    here[0, 10:18, 20:24], there[0, 30:38, 20:24], nearly[0, 10:18, 20:24] = 60, 60, 62
-    kept = FalsePositives()
-    for images in (white, here, there, nearly):
-        kept.add(images, np.array([0.9], np.float32), "toy")
-    assert len(kept.images) == 3
-
-
 # --- what fails --------------------------------------------------------------------------------
 
 
@@ -473,13 +463,6 @@ def test_interventions_that_cannot_work_are_named(
     assert main([*words_for(bundle, data, tmp_path, function), "--learn-steps", "0"]) == 1
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
-
-
-def test_without_interventions_it_says_what_is_not_known(bundle: Bundle, data: Path) -> None:
-    env = Corridor(render_mode="rgb_array")
-    played = AuditEnv(env, lambda observation: env.render())
-    report = audit(bundle, data, dataclasses.replace(SHORT, played=played))
-    assert "offers no interventions, so nothing says whether" in " ".join(report.notes)
 
 
 def test_the_hover_scene_undoes_what_it_offers() -> None:

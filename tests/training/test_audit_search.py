@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,22 +13,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_network import rewrite
 from toy_environments import HEIGHT, WIDTH, save_toy_bundle
 
-from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.interventions import Axis, SearchSpace
 from vinoreward_envs import constants as c
 from vinoreward_envs.panda_hover import PandaHoverEnv
 from vinoreward_training.audit.checks import FalsePositive, Subject
-from vinoreward_training.audit.env import AuditEnv, Learner, open_learner
+from vinoreward_training.audit.env import AuditEnv, Learner
 from vinoreward_training.audit.learned_policy import LearnedPolicy, learn
 from vinoreward_training.audit.replays import ReplayReport, replay_claims
 from vinoreward_training.audit.search import SearchReport, grid, search
 from vinoreward_training.audit.states import checked_offer, offered_by
-from vinoreward_training.configs import AuditConfig
 
 TABLE = (Axis("x", 0.4, 0.7, "m"), Axis("y", -0.4, 0.4, "m"))
 BALL = (Axis("ball x", 0.4, 0.7, "m"), Axis("ball y", -0.4, 0.4, "m"))
@@ -308,18 +303,3 @@ def test_a_policy_that_is_rewarded_for_false_claims_is_a_fault(
     else:
         assert found.last == 50 and found.claimed > 20
         assert (found.first_false is None) is true
-
-
-def test_the_learning_policy_reads_the_truth_by_itself(tmp_path: Path) -> None:
-    """Under a learned reward the truth may have another key, and the images are foreign here."""
-    shutil.copytree(Bundle.load("panda-hover-classifier").path, tmp_path / "foreign")
-    bundle = Bundle.load(tmp_path / "foreign")
-    rewrite(bundle, lambda spec: spec["image"].update(scene={}))
-    config = AuditConfig(bundle=str(bundle.path), data=Path("none"), env="PandaHover-v0")
-    with contextlib.ExitStack() as closing:
-        learner = open_learner(config, bundle, closing)
-        assert learner.steps == 2000
-        assert learner.algorithm == "SAC" and learner.arguments, "as the preset has them"
-        learner.env.reset(seed=0)
-        *_, info = learner.env.step(np.zeros(2, np.float32))
-        assert "reward_ood" in info and learner.truth(info) is False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -125,42 +124,6 @@ def test_generators_are_those_of_single_environments_and_can_be_put_back() -> No
         np.testing.assert_array_equal(one.reset(), first)
 
 
-class Tells(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
-    """A layer with attributes of its own, and with a classifier that shares cores."""
-
-    def __init__(self, env: Any) -> None:
-        super().__init__(env)
-        self.mark, self.classifier = 5, SimpleNamespace(busy_cores=0)
-        self.seen: list[int] = []
-
-    def step(self, actions: Any) -> Any:
-        self.seen.append(self.classifier.busy_cores)
-        return self.env.step(actions)
-
-    def twice(self, index: int, number: int) -> tuple[int, int]:
-        return index, 2 * number
-
-
-def test_attributes_of_every_layer_are_found_the_outermost_first() -> None:
-    with contextlib.closing(batch(backend="oracle")) as inner:
-        inner.set_attr("mark", 7)
-        tells = Tells(inner.batch)
-        env = BatchedVecEnv(gym.vector.VectorWrapper(tells))
-        assert env.get_attr("mark", indices=[1]) == [5]
-        assert env.get_attr("randomization") == inner.get_attr("randomization")
-        assert env.env_method("twice", 4, indices=[0, 2]) == [(0, 8), (2, 8)]
-        assert not env.has_attr("no_such_thing") and env.env_is_wrapped(Monitor) == [False] * 3
-        with pytest.raises(ConfigError, match="all environments of a batch"):
-            env.set_attr("mark", 8, indices=[1])
-        env.set_attr("mark", 6)
-        assert (tells.mark, inner.get_attr("mark")) == (6, [7, 7, 7])
-        env.reset()
-        env.step(np.zeros((3, 2), np.float32))
-        env.overlap_fn = lambda: None
-        env.step(np.zeros((3, 2), np.float32))
-        assert tells.seen == [0, 1] and tells.classifier.busy_cores == 0
-
-
 def test_episodes_that_are_cut_short_are_not_counted_on() -> None:
     still = np.zeros((3, 2), np.float32)
     with contextlib.closing(batch(backend="oracle")) as env:
@@ -196,20 +159,6 @@ def test_a_batch_of_tensors_gives_sb3_the_same_arrays(observation: str) -> None:
             actions = draw.uniform(-0.05, 0.05, (3, 2)).astype(np.float32)
             ends += check_same_step(two.step(actions), one.step(actions))
         assert ends >= 3
-
-
-def test_what_a_step_led_to_is_never_a_reset() -> None:
-    """Also in the arrays of the batch's own kind, which a learner on its device takes."""
-    for array in ("numpy", "torch"):
-        with contextlib.closing(batch(backend="oracle", array=array)) as env:
-            before = np.asarray(seeded(env))
-            for _ in range(10):
-                step = env.step_batch(np.zeros((3, 2), np.float32))
-                last = np.asarray(step.last())
-                np.testing.assert_array_equal(last[:, 2:], before[:, 2:])
-            assert step.dones.all() and not np.asarray(step.terminated).any()
-            assert (np.asarray(step.observations)[:, 2:] != before[:, 2:]).any()
-            assert type(step.last()) is type(step.observations)
 
 
 def test_gymnasium_s_own_vector_environment_is_taken_too() -> None:
@@ -250,15 +199,6 @@ def test_the_preset_of_a_batch_says_what_trains(
     assert (settled.learner, settled.num_envs) == (learner, num_envs)
     assert settled.algorithm_kwargs.get("gradient_steps") == steps
     assert settled.algorithm == "PPO" or "gamma" in settled.algorithm_kwargs
-
-
-def test_a_run_goes_on_with_its_learner(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("vec_env: batched\nlearner: sb3\n")
-    for more in ({}, {"learner": "sb3"}):
-        assert SETTINGS.of(out=tmp_path, resume=True, **more).learner == "sb3"
-    with pytest.raises(ConfigError) as caught:
-        SETTINGS.of(out=tmp_path, resume=True, learner="fused")
-    assert caught.value.field == "learner"
 
 
 def test_a_batch_is_trained_recorded_and_played(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import toy_environments
 from actor_runs import FEW, rows_of
-from many_runs import SMALL_DQN, TOY
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from train_runs import SMALL_DQN, TOY
 from train_runs import config as settled
 
 from vinoreward import Bundle

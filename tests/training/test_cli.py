@@ -7,10 +7,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from train_runs import config
 
 from vinoreward.errors import ConfigError, ModelCorruptError, RunFolderError, install_command
@@ -107,19 +105,6 @@ def test_a_file_of_settings_that_cannot_be_read(tmp_path: Path, text: str) -> No
     ):
         with pytest.raises(ConfigError):
             read()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"env_kwargs": [1]}, {"seed": "x"}, {"hold": 1.5}, {"timesteps": True}, {"out": None}],
-    ids=str,
-)
-def test_values_of_other_types(tmp_path: Path, changes: dict[str, Any]) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(changes), encoding="utf-8")
-    with pytest.raises(ConfigError) as error:
-        TRAIN.of(config=file)
-    assert [error.value.field] == list(changes)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from vinoreward.errors import (
     ConfigError,
     DatasetError,
     ModelCorruptError,
-    UselessClassifierError,
 )
 from vinoreward.images import View
 from vinoreward.rewards.calibration import threshold_for_fpr
@@ -40,7 +39,6 @@ from vinoreward_training.classifier.evaluation import (
     give_verdict,
     raised_threshold,
     rates,
-    refuse_useless,
     roc_curve,
     saved_by,
 )
@@ -301,15 +299,6 @@ def test_the_verdict_says_whether_a_network_sees_too_little() -> None:
     lucky = verdict_of(30, 2, learnt=0.01)
     assert lucky.level == "useless" and verdict_of(30, 2).level == "weak"
     assert verdict_of(95, 4, learnt=0.1) == Verdict("usable")
-
-
-def test_a_useless_classifier_is_refused_and_an_unjudged_one_is_not() -> None:
-    verdict = verdict_of(0, 0).as_dict()
-    with pytest.raises(UselessClassifierError, match=r"0 of 100 test successes.*--force"):
-        refuse_useless("mine", {"verdict": verdict}, force=False)
-    refuse_useless("mine", {"verdict": verdict}, force=True)
-    refuse_useless("mine", {}, force=False)
-    refuse_useless("mine", {"verdict": "useless"}, force=False)  # free JSON of a stranger
 
 
 @given(

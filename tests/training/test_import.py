@@ -28,10 +28,9 @@ from foreign_networks import (
 from PIL import Image
 from torch import nn
 
-from vinoreward import Encoder
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.entry_points import named_function
-from vinoreward.errors import BundleParityError, ConfigError, ImageMismatchError, VinorewardError
+from vinoreward.errors import BundleParityError, ConfigError, VinorewardError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training import importing
 from vinoreward_training.cli import main
@@ -226,22 +225,6 @@ def test_a_crop_is_part_of_the_bundle(encoders: Path, wide: Path, tmp_path: Path
     # Measured on the same images as without a crop.
     importing.run(of_encoder(encoders, tmp_path / "plain", "variational.onnx"))
     assert Bundle.load(tmp_path / "plain").spec.encoding == bundle.spec.encoding
-
-
-def test_images_are_stretched_only_if_the_golden_one_is(
-    encoders: Path, wide: Path, tmp_path: Path
-) -> None:
-    model = "variational.onnx"
-    with pytest.raises(ImageMismatchError) as caught:
-        importing.run(of_encoder(encoders, tmp_path / "bundle", model, data=wide))
-    assert caught.value.field == "crop"
-    importing.run(of_encoder(encoders, tmp_path / "plain", model))
-    with Encoder(tmp_path / "plain") as encoder:
-        latent = encoder.encode(np.asarray(Image.open(wide / "000.png"))[None])
-    np.save(tmp_path / "latent.npy", latent)
-    golden = (wide / "000.png", tmp_path / "latent.npy")
-    stretched = of_encoder(encoders, tmp_path / "stretched", model, data=wide, golden=golden)
-    assert importing.run(stretched) == 0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from vinoreward_training.demo.command import CAPTURE_SEED, Demo, Sizes
 from vinoreward_training.demo.command import run as run_demo
 from vinoreward_training.demo.report import STAGES as DEMO_STAGES
 from vinoreward_training.demo.report import verdict
-from vinoreward_training.reward.command import SETTINGS
 from vinoreward_training.runs.run_folder import RunFolder
 
 # --- the demo ----------------------------------------------------------------------------------
@@ -171,13 +170,6 @@ def test_photographs_that_show_no_success(
     assert "no reward:" in printed and "try:" in printed
     assert not (out / "bundle").exists()
     assert (out / "report.html").is_file()
-
-
-def test_photographs_are_not_played(tmp_path: Path) -> None:
-    words = ["--data", str(tmp_path), "--policy", "play.py:act"]
-    with pytest.raises(ConfigError) as caught:
-        SETTINGS.parse(words, prog="vinoreward reward")
-    assert caught.value.field == "policy"
 
 
 # --- the walks of the docs ---------------------------------------------------------------------

@@ -21,7 +21,7 @@ from vinoreward_actors.policies import save_policy
 from vinoreward_actors.policies.policy import random_policy
 from vinoreward_actors.policies.spec import mlp
 from vinoreward_training.cli import main
-from vinoreward_training.policy.train import SETTINGS, train
+from vinoreward_training.policy.train import train
 from vinoreward_training.tasks.trust import agree_to_run
 
 PACKAGE = "package_of_a_stranger"
@@ -153,14 +153,6 @@ def test_a_file_cannot_say_that_it_is_trusted(
         assert main(words) == 1
         assert "unknown key trust_run" in capsys.readouterr().err
     assert not stranger.imported
-
-
-def test_a_resumed_run_writes_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    default = SETTINGS.kind().out
-    default.mkdir(parents=True)
-    (default / "config.yaml").write_text(f"out: {tmp_path}\n", encoding="utf-8")
-    assert SETTINGS.of(resume=True).out == default
 
 
 @pytest.mark.parametrize("answer", ["y", ""])

@@ -213,19 +213,6 @@ def test_folders_that_are_not_there_yet(tmp_path: Path, monkeypatch: pytest.Monk
     assert unique_path(tmp_path / "x") == tmp_path / "x-3"
 
 
-def test_what_was_stopped_goes_on_with_all_that_it_needs() -> None:
-    config = MendConfig(bundle="old", data=Path("d"), labels=(Path("a b"), Path("c")), seed=2,
-                        env="Pendulum-v1", policy="up.py:act", truth="up.py:up")  # fmt: skip
-    assert resume_mend(config) == (
-        "vinoreward mend --resume --out runs/mended --truth up.py:up --policy up.py:act"
-    )
-    capture = CaptureConfig(out=Path("d"), env="my:Arm-v0", truth="up.py:up", policy="up.py:act")
-    assert resume_capture(capture, "--frames", "9") == (
-        "vinoreward capture --resume --out d --env my:Arm-v0 --policy up.py:act --truth up.py:up "
-        "--frames 9"
-    )
-
-
 class Walled(gym.Env[Any, Any]):
     """Takes the arguments of a run."""
 

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import yaml
 from backend_policies import in_int8
-from many_runs import TOY
 from PIL import Image, ImageSequence
 from task_runs import evaluator
 from toy_environments import save_toy_bundle
-from train_runs import Corridor
+from train_runs import TOY, Corridor
 
 from vinoreward.errors import (
     ConfigError,
@@ -218,19 +217,6 @@ def test_play_and_evaluation_agree(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.returns, played.returns, rtol=1e-3)
     assert found.error == pytest.approx(played.error, rel=1e-2)
     assert found.evaluation.mean_return == pytest.approx(played.mean, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_the_hover_scene_is_filmed_and_its_success_told(tmp_path: Path) -> None:
-    pytest.importorskip("warp")
-    spec = network("PandaHover-v0", "1x8", "d4pg")
-    options = {"backend": "oracle"}
-    run = run_of(tmp_path, "PandaHover-v0", spec, env_kwargs=options, algorithm="d4pg")
-    found = play(PlayConfig(run=run, episodes=2, film=1))
-    assert found.evaluation.claimed == found.evaluation.true is not None
-    assert found.film is not None and not found.unfilmed
-    with Image.open(found.film) as film:
-        assert getattr(film, "n_frames", 1) > 1
 
 
 class Dark(gym.Env[Any, Any]):

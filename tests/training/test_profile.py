@@ -10,15 +10,12 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import toy_environments
-from hypothesis import given
-from hypothesis import strategies as st
 
 from vinoreward.errors import ConfigError
 from vinoreward_training.configs import ProfileConfig
 from vinoreward_training.profile import (
     SETTINGS,
     Clock,
-    amdahl_bound,
     learner_step,
     measured,
     run,
@@ -45,12 +42,6 @@ class Several(toy_environments.Corridor):
 
 for kind in (Sized, Several):
     gym.register(f"{kind.__name__}-v0", entry_point=kind)
-
-
-@given(st.floats(1e-6, 1e3), st.floats(0, 0.99))
-def test_the_bound_is_amdahls(total: float, share: float) -> None:
-    assert amdahl_bound(total, total * share) == pytest.approx(1 / (1 - share), rel=1e-6)
-    assert amdahl_bound(total, total) == float("inf")
 
 
 def test_inner_calls_are_taken_out_of_outer_ones() -> None:

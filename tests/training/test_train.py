@@ -14,8 +14,7 @@ import toy_environments
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from many_runs import SMALL_DQN
-from train_runs import SMALL, Corridor, config
+from train_runs import SMALL, SMALL_DQN, Corridor, config
 
 from vinoreward.errors import ConfigError
 from vinoreward.wrappers.true_success import Truth

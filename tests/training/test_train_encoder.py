@@ -68,13 +68,6 @@ def test_a_policy_learns_from_the_latent_and_plays_and_goes_on_through_its_encod
     assert train(SETTINGS.of(out=out, resume=True, timesteps=60)).steps == 60
 
 
-def test_an_encoder_is_not_taken_up_later(tmp_path: Path, encoder: Bundle) -> None:
-    (tmp_path / "config.yaml").write_text("env: PandaHover-v0\n", encoding="utf-8")
-    with pytest.raises(ConfigError) as error:
-        SETTINGS.of(out=tmp_path, resume=True, encoder=str(encoder.path))
-    assert error.value.field == "encoder"
-
-
 def test_images_without_an_encoder_take_cnn_policy(tmp_path: Path) -> None:
     small = {"learning_starts": 100, "buffer_size": 50}
     arguments = config(tmp_path / "run", None, timesteps=12, algorithm_kwargs=small)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 import toy_environments
-from many_runs import SMALL_DQN, TOY, assert_equal, one_by_one, together, toy_config, toy_task
 from stable_baselines3 import DQN
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
+from train_runs import SMALL_DQN, TOY, assert_equal, one_by_one, together, toy_config, toy_task
 
 from vinoreward import ClaimedVsTrue, RateAlarm, VecLearnedReward
 from vinoreward.bundles.bundle import Bundle
@@ -284,7 +284,7 @@ def test_each_process_computes_on_one_thread(monkeypatch: pytest.MonkeyPatch) ->
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        task = RewardedTask(env="counting_threads:CountsThreads-v0")
+        task = RewardedTask(env="cheated_environments:Cheated-v0")
         with contextlib.closing(make_envs(2, task)) as env:
             assert env.env_method("threads") == [(1, "1", "1")] * 2
         assert torch.get_num_threads() == 3

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from many_runs import toy_task
 from toy_environments import save_toy_bundle
-from train_runs import Corridor, config
+from train_runs import Corridor, config, toy_task
 
 from vinoreward.errors import (
     ConfigError,
@@ -21,7 +20,6 @@ from vinoreward.errors import (
     ModelNotFoundError,
     UnknownDeviceError,
 )
-from vinoreward_actors.command.settings import SETTINGS as ACTORS
 from vinoreward_training.capture import command as capture
 from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig, TrainConfig
@@ -53,14 +51,6 @@ def test_command_line_over_file_over_preset_and_tables_key_by_key(tmp_path: Path
     assert found.algorithm_kwargs | expected == found.algorithm_kwargs
     named = SETTINGS.of(config=file, timesteps=8000, algorithm_kwargs={"batch_size": 32})
     assert (named.timesteps, named.algorithm_kwargs["batch_size"]) == (8000, 32)
-
-
-def test_none_on_the_command_line_takes_back_what_a_file_names(tmp_path: Path) -> None:
-    file = tmp_path / "actors.yaml"
-    file.write_text("preset: actorq/cartpole-int8\n", encoding="utf-8")
-    found = ACTORS.parse(["--config", str(file), "--preset", "None"], prog="actors")
-    assert (found.preset, found.network) == (None, None)
-    assert parse("--config", "None").config is None
 
 
 def test_the_preset_is_that_of_the_environment_and_of_sac() -> None:

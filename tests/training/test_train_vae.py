@@ -22,7 +22,6 @@ from vinoreward.bundles.schema import Encoding
 from vinoreward.errors import (
     ConfigError,
     DatasetError,
-    ModelCorruptError,
     QuantizationRefusedError,
 )
 from vinoreward_training.cli import main
@@ -41,7 +40,6 @@ from vinoreward_training.encoder.training import (
     squared_error,
 )
 from vinoreward_training.quantize.gate import gate_latents
-from vinoreward_training.runs.fit import CHECKPOINT
 
 SIZE = (32, 40)
 BLUE = (20, 20, 230)
@@ -98,16 +96,6 @@ def test_a_capture_gives_places_and_episodes(tmp_path: Path) -> None:
     np.testing.assert_allclose(frames.places["object"], expected)
     assert len(np.unique(frames.episodes)) == 80
     assert not frames.resized
-
-
-def test_frames_are_resized_as_the_run_time_does(tmp_path: Path) -> None:
-    from vinoreward.images import ImageSpec, prepare
-
-    folder = write_folder(tmp_path / "any")
-    frames = load_frames(folder, size=(64, 48))
-    wanted = prepare(make_images(80)[0], ImageSpec(height=64, width=48, resize="pil_bilinear"))
-    np.testing.assert_array_equal(frames.images, wanted)
-    assert frames.resized
 
 
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
@@ -235,16 +223,6 @@ def test_a_stopped_run_goes_on_to_the_very_same_weights(tmp_path: Path) -> None:
     assert resumed.history == whole.history
     for name, value in whole.vae.state_dict().items():
         torch.testing.assert_close(value, resumed.vae.state_dict()[name], rtol=0, atol=0)
-
-
-def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
-    fit_of(tmp_path).run("run", until=1)
-    with pytest.raises(ConfigError, match="same images and settings"):
-        fit_of(tmp_path, resume=True, beta=3.0)
-    path = tmp_path / CHECKPOINT
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ModelCorruptError):
-        fit_of(tmp_path, resume=True)
 
 
 @settings(max_examples=40, deadline=None)

@@ -111,21 +111,6 @@ def test_a_capture_of_two_cameras_and_their_last_images(tmp_path: Path) -> None:
         capture.run(capture.SETTINGS.of(out=config.out, frames=36, resume=True, stack=2))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"image_source": ("obs:front", "obs:front")}, "each camera once.*--stack"),
-        ({"image_source": ("obs:front", "obs:side")}, "has front, wrist"),
-    ],
-)
-def test_views_that_cannot_be_captured_are_refused(
-    tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    config = CaptureConfig(out=tmp_path / "x", env="VinorewardTestCart-v0", **options)
-    with pytest.raises(ConfigError, match=message):
-        capture.run(config)
-
-
 @pytest.mark.full
 def test_a_classifier_of_two_cameras_needs_both_on_every_backend(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

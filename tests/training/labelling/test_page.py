@@ -96,22 +96,6 @@ def test_keys_label_and_take_back(folder: Path, page: Any) -> None:
     assert all(label.seconds > 0 for label in read_labels(folder / "labels.jsonl"))
 
 
-def test_a_phone(folder: Path, window: Any) -> None:
-    context = window.new_context(viewport={"width": 360, "height": 640}, has_touch=True)
-    page = context.new_page()
-    with Labelling(["--data", str(folder)]) as running:
-        opened(page, running)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        assert page.evaluate("document.documentElement.scrollHeight") <= 640
-        for name in ("failure", "success", "skip", "undo", "stop"):
-            box = page.locator(f"#{name}").bounding_box()
-            assert box["height"] >= 44 and box["y"] + box["height"] <= 640
-        answered(page, lambda: page.tap("#success"))
-        answered(page, lambda: page.tap("#failure"))
-        assert answers(folder) == ["success", "failure"]
-    context.close()
-
-
 def test_the_end(folder: Path, page: Any) -> None:
     command = ["--data", str(folder), "--bundle", "panda-hover-classifier"]
     with Labelling(command) as running:
