@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import gymnasium as gym
@@ -17,13 +16,6 @@ class Cheated(gym.Env[np.ndarray, int]):
 
     def __init__(self, true: bool = False, ood: bool = False, length: int = 4) -> None:
         self.true, self.ood, self.length = true, ood, length
-
-    def threads(self) -> tuple[int, str | None, str | None]:
-        """Return PyTorch's threads in this process, and what two other libraries are told."""
-        import torch
-
-        told = os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("MKL_NUM_THREADS")
-        return torch.get_num_threads(), *told
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)

@@ -79,6 +79,13 @@ class Corridor(gym.Env[Any, Any]):
         self.steps = 0
         self.over = True
 
+    def threads(self) -> tuple[int, str | None, str | None]:
+        """Return PyTorch's threads in this process, and what two other libraries are told."""
+        import torch
+
+        told = os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("MKL_NUM_THREADS")
+        return torch.get_num_threads(), *told
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:

@@ -236,7 +236,7 @@ def test_subprocesses_hand_their_images_over(tmp_path: Path) -> None:
     """PandaHover judges in the process of its environment."""
     out = tmp_path / "run"
     changes = {
-        "backend": "openvino", "num_envs": 2, "timesteps": 60,
+        "backend": "openvino", "num_envs": 2, "timesteps": 40, "final_episodes": 1,
         "env_kwargs": {"success_threshold": 1e-9}, "on_ood": "ignore",
     }  # fmt: skip
     train(settled(out, **changes))
@@ -293,13 +293,10 @@ def test_false_claims_are_told_and_drawn(
     assert 0 < drawn["trust/claim_rate"][-1] <= 1
 
 
-@pytest.mark.parametrize("honest", [False, True])
-def test_actors_tell_of_false_claims(tmp_path: Path, honest: bool) -> None:
+def test_actors_tell_of_false_claims(tmp_path: Path) -> None:
     words = ["actors", "--task", "cheated_environments:Cheated-v0", "--network", "1x8", *FEW]
-    words += ["--steps", "1500", "--evaluate-every", "0", "--env-kwargs", "true", str(honest)]
+    words += ["--steps", "1500", "--evaluate-every", "0"]
     assert main([*words, "--trust-run", "--out", str(tmp_path / "run")]) == 0
-    told = [row["text"] for row in rows_of(tmp_path / "run", "alarm")]
-    assert len(told) == (not honest)
-    assert all("claimed successes are false" in text for text in told)
-    report = (tmp_path / "run" / "report.html").read_text()
-    assert ("claimed successes are false" in report) is not honest
+    (told,) = [row["text"] for row in rows_of(tmp_path / "run", "alarm")]
+    assert "claimed successes are false" in told
+    assert "claimed successes are false" in (tmp_path / "run" / "report.html").read_text()

@@ -135,7 +135,8 @@ def test_what_does_not_fit_a_classifier_names_options_and_runs_no_code(
     tiny.network(tmp_path / "own.onnx")
     (tmp_path / "net.txt").write_text("")
     torch.save({"weights": Runs()}, tmp_path / "weights.pt")
-    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "other.pt")
+    if model == "other.pt":
+        torch.save(torchvision.models.resnet18().state_dict(), tmp_path / model)
     with pytest.raises(VinorewardError) as caught:
         importing.run(of_classifier(tmp_path, tmp_path / "bundle", str(model), **changes))
     said = caught.value.as_options(OPTIONS)

@@ -298,9 +298,9 @@ def test_a_small_table_that_would_fill_the_memory_is_refused_unread(
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize(("megabytes", "says"), [(160, "SNAPPY expands"), (40, "cannot be read")])
-def test_images_of_tables_are_read_row_by_row(tmp_path: Path, megabytes: int, says: str) -> None:
+def test_images_of_tables_are_read_row_by_row(tmp_path: Path) -> None:
     """Each cell is the same large file, which the table holds once."""
+    megabytes, says = 40, "cannot be read"
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -180,7 +180,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path: Pat
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sac_solves_the_task_and_stops(tmp_path: Path) -> None:
     result = train(SETTINGS.of(out=tmp_path / "run", backend="oracle"))
     assert result.solved_at is not None and result.solved_at < 8000

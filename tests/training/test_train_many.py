@@ -21,7 +21,6 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.configs import PlayConfig
-from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.play.command import play
 from vinoreward_training.policy.checkpoint import build_model
 from vinoreward_training.policy.train import SETTINGS, train
@@ -43,7 +42,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         ({"hold": 2, "step_reward": -0.5}, {}),
         ({"reward_mode": "potential"}, {"gamma": 0.9}),
         ({"image_source": ("obs:image",), "env_kwargs": {"observation": "dict"}}, {}),
-        pytest.param({}, {"processes": True}, marks=pytest.mark.slow),
     ],
     ids=lambda options: " ".join(options),
 )
@@ -51,10 +49,9 @@ def test_environments_in_one_batch_pay_what_single_ones_pay(
     bundle: Bundle, options: dict[str, Any], more: dict[str, Any]
 ) -> None:
     task = toy_task(bundle, **options)
-    processes = more.pop("processes", False)
     actions = (np.random.default_rng(3).random((30, 3)) < 0.65).astype(int)
     expected = one_by_one(3, actions, task, **more)
-    found = together(3, actions, task, processes=processes, **more)
+    found = together(3, actions, task, processes=False, **more)
     assert_equal(found, expected)
     assert any(step[3] for steps in found for step in steps)
 
@@ -153,7 +150,7 @@ OWN: dict[str, Any] = {"bundle": None, "success_reward": 100.0, "step_reward": -
         ({"image_source": ("obs:image",), "env_kwargs": {"observation": "dict"}}, "set up.*Kernel"),
         ({"env": "VinorewardManyOnlyOne-v0", **OWN}, r"3 environments .*port is in use"),
         # Other processes have not registered it.
-        ({"env": "VinorewardManyOnlyOne-v0", **OWN, "vec_env": "subproc"},
+        ({"env": "VinorewardManyOnlyOne-v0", **OWN, "vec_env": "subproc", "num_envs": 2},
          r"processes of their own.*--vec-env dummy"),
     ],
     ids=lambda value: "",
@@ -278,15 +275,27 @@ def test_the_callback_tells_of_each_alarm_or_stops(bundle: Bundle, kind: str) ->
 
 
 @pytest.mark.slow
-def test_each_process_computes_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_their_own_pay_the_same_on_one_thread_each(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
+    task, actions = toy_task(bundle), np.random.default_rng(3).integers(0, 2, (30, 2))
     try:
-        task = RewardedTask(env="cheated_environments:Cheated-v0")
-        with contextlib.closing(make_envs(2, task)) as env:
-            assert env.env_method("threads") == [(1, "1", "1")] * 2
+        elsewhere, here = (make_envs(2, task, processes=one) for one in (True, False))
+        with contextlib.closing(elsewhere), contextlib.closing(here):
+            assert elsewhere.env_method("threads") == [(1, "1", "1")] * 2
+            for env in (elsewhere, here):
+                env.seed(7)
+            np.testing.assert_array_equal(elsewhere.reset(), here.reset())
+            for row in actions:
+                found, expected = elsewhere.step(row), here.step(row)
+                for one, two in zip(found[:3], expected[:3], strict=True):
+                    np.testing.assert_allclose(one, two, rtol=1e-5)
+                claims = [[info["is_success"] for info in step[3]] for step in (found, expected)]
+                assert claims[0] == claims[1]
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,10 +18,11 @@ import torch
 import yaml
 from full_disk import nearly_full_disk
 from stable_baselines3.common.callbacks import BaseCallback
-from train_runs import SMALL, config
+from train_runs import SMALL, Corridor, config
 
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError, RunFolderError
 from vinoreward.files import read_state, save_state
+from vinoreward_training.cli import main
 from vinoreward_training.configs.task import RewardedTask
 from vinoreward_training.policy.checkpoint import (
     build_model,
@@ -195,28 +195,16 @@ def test_a_batch_goes_on_from_gradient_steps_that_were_due(tmp_path: Path) -> No
     env.close()
 
 
-def start(out: Path) -> subprocess.Popen[str]:
-    """A long run in a process of its own; returns when its first checkpoint is there."""
-    small = ["learning_starts", "40", "batch_size", "16"]
-    command = [sys.executable, "-m", "vinoreward_training.cli", "train", "--out", str(out)]
-    command += ["--backend", "oracle", "--timesteps", "20000"]
-    command += ["--eval-every", "100000", "--algorithm-kwargs", *small]
-    pipe = subprocess.PIPE
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
-    for _ in range(1200):
-        if (out / "checkpoint.pt").exists() or run.poll() is not None:
-            break
-        time.sleep(0.1)
-    assert run.poll() is None, run.communicate()
-    assert (out / "checkpoint.pt").exists()
-    return run
-
-
 @pytest.mark.slow
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    run = start(out)
+    out, pipe = tmp_path / "run", subprocess.PIPE
+    command = [sys.executable, "-m", "vinoreward_training.cli", "train", "--out", str(out)]
+    command += ["--backend", "oracle", "--timesteps", "20000", "--eval-every", "100000"]
+    command += ["--algorithm-kwargs", "learning_starts", "40", "batch_size", "16"]
+    run = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    while not (out / "checkpoint.pt").exists():
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.1)
     with pytest.raises(RunFolderError, match=f"process {run.pid}"):
         train(SETTINGS.of(out=out, resume=True))
     run.kill()
@@ -231,17 +219,32 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     assert sum(int(row["length"] or 0) for row in rows if int(row["step"] or 0) <= done) <= done
 
 
-@pytest.mark.slow
-def test_ctrl_c_writes_a_checkpoint_and_says_how_to_go_on(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    run = start(out)
-    run.send_signal(signal.SIGINT)
-    text, errors = run.communicate(timeout=60)
-    assert run.returncode == 130, errors
-    assert f"Continue with: vinoreward train --resume --out {out}" in text
+class Interrupted(Corridor):
+    """Ctrl-C arrives in its 70th step."""
+
+    taken = 0
+
+    def step(self, action: int) -> Any:
+        Interrupted.taken += 1
+        if Interrupted.taken == 70:
+            signal.raise_signal(signal.SIGINT)
+        return super().step(action)
+
+
+gym.register("Interrupted-v0", entry_point=Interrupted)
+
+
+def test_ctrl_c_writes_a_checkpoint_and_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--env", "Interrupted-v0", "--backend", "oracle", "--timesteps", "500"]
+    words += ["--eval-every", "1000", "--out", str(tmp_path)]
+    assert main(["train", *words, "--algorithm-kwargs", "learning_starts", "40"]) == 130
+    text = capsys.readouterr().out
+    assert f"Continue with: vinoreward train --resume --out {tmp_path}" in text
     stopped = int(text.split("Stopped at step ")[1].split(";")[0])
-    state = torch.load(out / "checkpoint.pt", weights_only=True)
-    assert state["num_timesteps"] == stopped == len(state["replay"]["rewards"])
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert state["num_timesteps"] == stopped == len(state["replay"]["rewards"]) == 70
 
 
 def test_who_plays_a_stopped_training_is_told_the_whole_command(tmp_path: Path) -> None:

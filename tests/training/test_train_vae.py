@@ -252,17 +252,16 @@ def test_errors_of_the_probe_from_a_linear_map_are_millimetres(
 
 @pytest.mark.slow
 def test_a_small_thing_is_found_and_can_be_read_linearly(tmp_path: Path) -> None:
-    """With its places and without; absent things neither count nor spoil the rest."""
+    """Without its places; absent things do not count."""
     known = frames_of(300)
     known.places["object"][::7] = np.nan
-    parts, found = split_frames(known, seed=0), {}
-    for name, frames in {"known": known, "images": dataclasses.replace(known, places={})}.items():
-        fit = fit_of(tmp_path / name, frames, latent=8, steps=60)
-        fit.run(name)
-        mean, _ = encode(fit.vae.encoder, frames.images)
-        found[name] = probe_places(mean, known.places, parts[0], parts[2])["object"]
+    parts, frames = split_frames(known, seed=0), dataclasses.replace(known, places={})
+    fit = fit_of(tmp_path, frames, latent=8, steps=60)
+    fit.run("images")
+    mean, _ = encode(fit.vae.encoder, frames.images)
+    found = probe_places(mean, known.places, parts[0], parts[2])["object"]
     # A hundredth of a metre is a pixel here, the table 0.35 m wide.
-    assert min(error.r2 for error in found.values()) > 0.9
+    assert found.r2 > 0.9
     decoded = decode(fit.vae.decoder, mean[:8])
     assert decoded.dtype == np.uint8 and decoded.shape == (8, *SIZE, 3)
 
