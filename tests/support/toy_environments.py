@@ -8,6 +8,7 @@ a wrapper that does it is found out.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
