@@ -14,7 +14,7 @@ import pytest
 import toy_environments
 from actor_runs import FEW, rows_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from train_runs import SMALL_DQN, TOY
+from train_runs import TOY, toy_config
 from train_runs import config as settled
 
 from vinoreward import Bundle
@@ -194,13 +194,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def toy(out: Path, bundle: Bundle, **changes: Any) -> TrainConfig:
-    settings = {
-        "env": TOY, "backend": "openvino", "bundle": str(bundle.path),
-        "success_reward": 1.0, "step_reward": 0.0, "algorithm": "DQN",
-        "algorithm_kwargs": SMALL_DQN, "stop_when_solved": None, "timesteps": 600,
-        "final_episodes": 2, "eval_every": 1000,
-    }  # fmt: skip
-    return settled(out, **{**settings, **changes})
+    few = {"num_envs": 1, "timesteps": 600, "final_episodes": 2, "eval_every": 1000}
+    return toy_config(out, bundle, **{**few, **changes})
 
 
 def tags(folder: Path) -> dict[str, list[float]]:

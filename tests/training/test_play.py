@@ -14,7 +14,7 @@ from backend_policies import in_int8
 from PIL import Image, ImageSequence
 from task_runs import evaluator
 from toy_environments import save_toy_bundle
-from train_runs import TOY, Corridor
+from train_runs import TOY, Corridor, config
 
 from vinoreward.errors import (
     ConfigError,
@@ -41,9 +41,7 @@ from vinoreward_training.runs.settings import Settings
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run on the oracle."""
     out = tmp_path_factory.mktemp("runs") / "hover"
-    small: dict[str, Any] = {"learning_starts": 20, "batch_size": 8}
-    few = {"timesteps": 60, "final_episodes": 2}
-    train(SETTINGS.of(out=out, backend="oracle", algorithm_kwargs=small, **few))
+    train(config(out, timesteps=60, final_episodes=2))
     return out
 
 

@@ -1,4 +1,4 @@
-"""Training: repeatable, with claimed and true success side by side."""
+"""Training: repeatable, with claimed and true success side by side, and through an encoder."""
 
 from __future__ import annotations
 
@@ -10,16 +10,24 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 import toy_environments
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_environments import HEIGHT, LATENT, save_toy_bundle, save_toy_encoder
 from train_runs import SMALL, SMALL_DQN, Corridor, config
 
-from vinoreward.errors import ConfigError
+from vinoreward.errors import (
+    ConfigError,
+    ImageMismatchError,
+    ModelNotFoundError,
+)
 from vinoreward.wrappers.true_success import Truth
 from vinoreward_training.cli import main
-from vinoreward_training.policy.checkpoint import build_model
+from vinoreward_training.configs import PlayConfig
+from vinoreward_training.play.command import play
+from vinoreward_training.policy.checkpoint import build_model, read_description
 from vinoreward_training.policy.evaluate import EvalStep, Evaluation, evaluate, rate
 from vinoreward_training.policy.train import SETTINGS, run, train
 from vinoreward_training.runs.report import (
@@ -232,3 +240,51 @@ def test_both_curves_of_a_learned_reward_and_where_the_truth_is_from(
     assert rows and all(row["claimed"] is not None and row["true"] is not None for row in rows)
     board = " ".join(path.read_text("latin-1") for path in out.rglob("events.out.*"))
     assert "rollout/claimed_success" in board and "rollout/true_success" in board
+
+
+# --- through an encoder ------------------------------------------------------------------------
+
+
+PIXELS = "PandaHoverPixels-v0"
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Takes the hover scene's images, made small."""
+    folder = tmp_path_factory.mktemp("encoder") / "toy"
+    return str(save_toy_encoder(folder, resize="pil_bilinear").path)
+
+
+def test_a_policy_learns_from_the_latent_and_plays_and_goes_on_through_its_encoder(
+    tmp_path: Path, encoder: str
+) -> None:
+    out = tmp_path / "run"
+    train(config(out, env=PIXELS, encoder=encoder, timesteps=80))
+    recorded = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
+    for found in (recorded, vars(read_description(out))):
+        assert found["encoder"] == encoder
+    weights = torch.load(out / "policy.pt", weights_only=True)
+    assert weights["actor.latent_pi.0.weight"].shape == (16, LATENT)
+    result = play(PlayConfig(run=out, episodes=2, film=1))
+    assert result.evaluation.true is not None
+    assert result.film is not None and result.film.stat().st_size > 0
+    assert train(SETTINGS.of(out=out, resume=True, timesteps=90)).steps == 90
+
+
+def test_images_without_an_encoder_take_cnn_policy(tmp_path: Path) -> None:
+    small = {"learning_starts": 100, "buffer_size": 50}
+    train(config(tmp_path / "run", env=PIXELS, timesteps=12, algorithm_kwargs=small))
+    weights = torch.load(tmp_path / "run" / "policy.pt", weights_only=True)
+    assert any("features_extractor.cnn" in name for name in weights)
+
+
+def test_an_encoder_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    strict, classifier = save_toy_encoder(tmp_path / "a"), save_toy_bundle(tmp_path / "b")
+    for path, kind, words in (
+        ("no-such-encoder", ModelNotFoundError, "no-such-encoder"),
+        (strict.path, ImageMismatchError, f"{HEIGHT}"),
+        (classifier.path, ConfigError, "classifier"),
+    ):
+        with pytest.raises(kind, match=words):
+            train(config(tmp_path / "run", env=PIXELS, encoder=str(path)))
+    assert not (tmp_path / "run").exists(), "nothing is left of a run that cannot start"
