@@ -170,7 +170,7 @@ def test_only_the_last_layer_is_trained_with_freeze(tmp_path: Path) -> None:
     assert changed == {"classifier.3.weight", "classifier.3.bias"}  # no statistics either
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_another_network_becomes_a_bundle_that_runs_everywhere(tmp_path: Path) -> None:
     pytest.importorskip("timm")
     network = "timm:test_resnet"

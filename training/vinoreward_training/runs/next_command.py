@@ -253,8 +253,6 @@ def to_play(run: Path, policy: Mapping[str, Any]) -> str:
     return command("play", "--run", run, *named)
 
 
-ON_TRUTH = "-oracle"
-"""End of the name of a run's folder whose reward is the truth."""
 OF_REWARD = ("reward_mode", "hold", "on_ood")
 """Options of ``train`` that it refuses where the truth pays."""
 
