@@ -45,8 +45,10 @@ class SeveralViews(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         if len(set(sources)) < len(sources):
             raise ConfigError(
-                f"found --image-source {' '.join(sources)}. Expected each camera once; for the "
-                "last images of one give --stack."
+                field="image_source",
+                value=" ".join(sources),
+                expected="each camera once",
+                remedy="for the last images of one give `stack`",
             )
         self._readers = {one: image_reader(env, name, one, sizes.get(one)) for one in sources}
         self._last: dict[str, deque[Images]] = {source: deque(maxlen=stack) for source in sources}
