@@ -49,8 +49,8 @@ STEPS = (2_000, 20_000)
 """Fewest steps that show something of a learner, and most."""
 EVALUATIONS = {"eval_episodes": 5, "final_episodes": 20}
 """Few, as an episode of some environments takes longer than all of the learning."""
-LEARNER_SECONDS = 0.01
-"""Of a step of training, beside the environment's: gradient step, classifier and evaluations."""
+LEARNER_SECONDS = 0.03
+"""Of a step of training, beside the environment's: its image, a gradient step, evaluations."""
 FALSE_CLAIMS = 10
 """Fewest false claims from which a classifier is mended."""
 
