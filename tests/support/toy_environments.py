@@ -130,11 +130,6 @@ class Corridor(gym.Env[Any, Any]):
 gym.register("ToyCorridor-v0", entry_point="toy_environments:Corridor")
 
 
-def recorded_corridor() -> gym.Env[Any, Any]:
-    """A corridor of images whose episodes are recorded; here, where other processes import it."""
-    return gym.wrappers.RecordEpisodeStatistics(Corridor("image"))
-
-
 def save_toy_network(path: Path, *, probabilities: bool = False) -> Path:
     """Write a graph: uint8 images -> logits (0, SLOPE * (mean red / 255 - MIDDLE))."""
     constants = {
