@@ -21,7 +21,7 @@ from toy_environments import (
 
 from vinoreward import EncodedObservation, LearnedReward
 from vinoreward.bundles.bundle import Bundle, resolve_bundle
-from vinoreward.errors import ModelNotFoundError
+from vinoreward.errors import BundleError, ModelNotFoundError
 
 EVERY_ARGUMENT: dict[str, Any] = {
     "backend": "onnxruntime",
@@ -155,3 +155,5 @@ def test_a_recipe_claims_no_files(bundle: Bundle) -> None:
     recipe = {"model": str(bundle.path / "model.onnx"), "spec": bundle.spec.to_dict()}
     with pytest.raises(ModelNotFoundError, match="folder"):
         resolve_bundle(recipe)
+    with pytest.raises(BundleError, match="name is missing"):
+        resolve_bundle({"model": "x.onnx", "spec": {}, "more": 1})

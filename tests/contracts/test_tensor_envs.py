@@ -204,18 +204,6 @@ def test_a_network_that_gives_no_number_earns_nothing_and_is_reported_at_the_res
     env.close()
 
 
-def test_another_backend_scores_tensors_on_the_host_and_gives_tensors() -> None:
-    env: Any = VectorAutoreset(
-        VectorLearnedReward(Gallery("cpu", AutoresetMode.DISABLED), BUNDLE, image_source="obs")
-    )
-    env.reset()
-    for action in actions_of(12, "cpu"):
-        seen, rewards, terminated, truncated, infos = env.step(action)
-        for part in (seen, rewards, terminated, truncated, infos["is_success"]):
-            assert isinstance(part, torch.Tensor)
-    env.close()
-
-
 class Places(Gallery):
     """Observes places as numbers, draws its images, and says a word in its infos."""
 
@@ -237,10 +225,13 @@ class Places(Gallery):
         return self._place[:, None].float()
 
 
-def test_tensors_have_the_hold_counter_as_their_last_number() -> None:
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_tensors_have_the_hold_counter_as_their_last_number(backend: str) -> None:
+    """Whatever scores their images: another backend does so on the host."""
     env: Any = VectorLearnedReward(
         Places(),
         BUNDLE,
+        backend=backend,
         success_threshold=0.0,  # every image counts
         success_hold_steps=3,
         hold_in_observation=True,
