@@ -62,23 +62,6 @@ def test_ctrl_c_is_survived_after_two_networks_were_closed_in_the_order_they_wer
     assert said_by(PROGRAM) == ["caught", "1"]
 
 
-CLOSED = """
-import numpy as np
-from vinoreward.bundles.bundle import Bundle
-
-bundle = Bundle.load("panda-hover-classifier")
-images = np.zeros((1, 96, 128, 3), np.uint8)
-closed, used = (bundle.backend("openvino").load() for _ in range(2))
-for backend in (closed, used):
-    backend.infer(images)
-closed.close()
-"""
-
-
-def test_a_forked_child_does_not_wait_for_threads_of_a_network_that_was_closed() -> None:
-    assert forked(CLOSED, "used.infer(images)") == 0
-
-
 OF_CALLER = """
 import numpy as np
 from vinoreward.backends.runtime import import_openvino

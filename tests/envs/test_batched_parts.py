@@ -38,18 +38,12 @@ def test_random_numbers_are_those_of_each_seed_s_own_generator(arrays: Arrays) -
     np.testing.assert_array_equal(to_numpy(batched.uniforms(1, every))[:, 0], further)
 
 
-@pytest.mark.parametrize(
-    ("given", "full"),
-    [("CPU", "cpu"), ("cuda", "cuda:0"), ("cuda:3", "cuda:3"), ("CUDA:1", "cuda:1")],
-)
-def test_a_device_gets_its_full_name(given: str, full: str) -> None:
-    assert checked_device(given) == full
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "", None, 0])
-def test_no_name_of_a_device_is_refused(device: Any) -> None:
-    with pytest.raises(ConfigError, match="expected"):
-        checked_device(device)
+def test_a_device_gets_its_full_name() -> None:
+    assert [checked_device(one) for one in ("CPU", "cuda", "CUDA:1")] == ["cpu", "cuda:0", "cuda:1"]
+    wrong: Any
+    for wrong in ("gpu", "cuda:", "cuda:-1", "", None, 0):
+        with pytest.raises(ConfigError, match="expected"):
+            checked_device(wrong)
 
 
 def test_actions_are_clipped_and_those_that_are_no_numbers_are_found(arrays: Arrays) -> None:
@@ -58,15 +52,13 @@ def test_actions_are_clipped_and_those_that_are_no_numbers_are_found(arrays: Arr
     np.testing.assert_array_equal(to_numpy(finite), [True, False, False, True])
     expected = [[0.1, -0.1], [0, 0], [0, 0], np.array([0.01, -0.02], np.float32)]
     np.testing.assert_array_equal(to_numpy(moves), expected)
+    for wrong in (np.zeros((3, 2)), np.zeros(8), [["a", "b"]] * 4, None, 1.0):
+        with pytest.raises(InputError, match=r"expected numbers of shape \(4, 2\)"):
+            checked_actions(wrong, 4, arrays)
 
 
-@pytest.mark.parametrize("actions", [np.zeros((3, 2)), np.zeros(8), [["a", "b"]] * 4, None, 1.0])
-def test_actions_of_another_shape_are_refused(arrays: Arrays, actions: Any) -> None:
-    with pytest.raises(InputError, match=r"expected numbers of shape \(4, 2\)"):
-        checked_actions(actions, 4, arrays)
-
-
-@pytest.mark.parametrize("seed", [-1, [1, 2], [1, -2, 3], [1, "a", 3], [True, 1, 2]])
-def test_seeds_that_are_none_are_refused(seed: Any) -> None:
-    with pytest.raises(InputError, match="whole number of at least 0"):
-        checked_seeds(seed, 3)
+def test_seeds_that_are_none_are_refused() -> None:
+    seed: Any
+    for seed in (-1, [1, 2], [1, -2, 3], [1, "a", 3], [True, 1, 2]):
+        with pytest.raises(InputError, match="whole number of at least 0"):
+            checked_seeds(seed, 3)

@@ -20,8 +20,6 @@ from vinoreward_envs.camera.spec import (
     Camera,
     CameraSpec,
     camera_eye,
-    projection_matrix,
-    view_matrix,
 )
 from vinoreward_envs.objects import object_rest_pose
 from vinoreward_envs.scene import make_camera
@@ -117,39 +115,10 @@ def test_a_batch_is_its_scenes_one_by_one_in_any_camera() -> None:
     assert np.array_equal(batch, single)
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"height": 0}, "height 0"),
-        ({"width": 5000}, "width 5000"),
-        ({"renderer": "gpu"}, "camera='gpu'"),
-        ({"mesh": "5"}, "mesh='5'"),
-    ],
-)
-def test_an_image_that_cannot_be_is_refused(fields: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        CameraSpec(**fields)
-
-
 def test_the_specification_that_travels_leaves_the_renderer_out() -> None:
     assert CameraSpec(renderer="tiny").as_dict() == CameraSpec(renderer="fast").as_dict()
     assert CameraSpec(mesh="full").as_dict() != CameraSpec(mesh="20").as_dict()
     assert CameraSpec(height=64).as_dict() != CameraSpec().as_dict()
-
-
-@pytest.mark.pybullet
-def test_the_camera_is_pybullets() -> None:
-    import pybullet as bullet
-
-    view = bullet.computeViewMatrixFromYawPitchRoll(
-        c.CAMERA_TARGET, c.CAMERA_DISTANCE, c.CAMERA_YAW, c.CAMERA_PITCH, 0.0, 2
-    )
-    projection = bullet.computeProjectionMatrixFOV(
-        c.CAMERA_FOV, 128 / 96, c.CAMERA_NEAR, c.CAMERA_FAR
-    )
-    theirs = np.reshape(view, (4, 4)).T
-    assert np.allclose(view_matrix(), theirs, atol=1e-6)
-    assert np.allclose(projection_matrix(96, 128), np.reshape(projection, (4, 4)).T, atol=1e-5)
 
 
 def test_kernels_that_no_disk_can_keep_are_refused_before_they_are_compiled(

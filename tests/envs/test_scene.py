@@ -45,15 +45,6 @@ def test_the_gripper_goes_where_it_is_sent_and_the_truth_is_its_distance(motion:
     scene.close()
 
 
-def test_a_kinematic_pose_does_not_depend_on_the_path() -> None:
-    one, two = HoverScene(), HoverScene()
-    for xy in ((0.4, -0.4), (0.7, 0.4), (0.5, 0.1)):
-        one.move_gripper(xy)
-    two.move_gripper((0.5, 0.1))
-    np.testing.assert_array_equal(one.pose()[0], two.pose()[0])
-    np.testing.assert_array_equal(one.render(), two.render())
-
-
 @pytest.mark.pybullet
 @pytest.mark.slow
 def test_dynamics_and_kinematics_agree_to_the_millimetre_over_the_workspace() -> None:

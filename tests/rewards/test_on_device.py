@@ -37,7 +37,6 @@ def make_images(bundle: Bundle) -> Any:
 @pytest.mark.parametrize(
     ("options", "precision"),
     [
-        ({}, "fp32"),
         ({}, "fp16"),
         ({"threshold": 0.9, "exit_threshold": 0.1}, "fp32"),
         ({"guarded": False}, "fp16"),

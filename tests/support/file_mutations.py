@@ -293,7 +293,7 @@ def main(name: str, first: int, last: int) -> None:
         case = cases(folder)[name]
         resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
         for number in range(first, last):
-            print(json.dumps({"try": number}), flush=True)
+            print(json.dumps({"number": number}), flush=True)
             try:
                 outcome = case(random.Random(f"{name} {number}"))
             except VinorewardError as error:
@@ -303,7 +303,7 @@ def main(name: str, first: int, last: int) -> None:
                     outcome = f"not a sentence: {text[:300]!r}"
             except BaseException:  # noqa: BLE001 - whatever it is, it is not ours
                 outcome = "Traceback: " + traceback.format_exc()[-1500:]
-            print(json.dumps({"done": number, "outcome": outcome}), flush=True)
+            print(json.dumps({"number": number, "outcome": outcome}), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -173,7 +173,7 @@ def assert_same(found: list[list[Transition]], expected: list[list[Transition]])
             assert (a.terminated, a.over) == (b.terminated, b.over), where
             assert (a.claimed, a.true_success) == (b.claimed, b.true_success), where
             assert a.original == b.original, where
-            np.testing.assert_allclose(a.probability, b.probability, atol=1e-6, err_msg=where)
+            np.testing.assert_allclose(a.probability, b.probability, atol=1e-5, err_msg=where)
             np.testing.assert_allclose(a.reward, b.reward, rtol=1e-5, atol=1e-5, err_msg=where)
             np.testing.assert_equal(a.observation, b.observation, err_msg=where)
 
