@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_network import SPEC, expected_logits, forge, golden_images, network
+from tiny_network import forge, save_tiny
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import save_bundle
 from vinoreward.errors import BundleError, ModelCorruptError
 from vinoreward_actors.policies import load_policy
 
@@ -41,10 +40,7 @@ FINE = {"same", "loaded", "described", "other", "other frames that fit"}
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
-    """The tiny network's."""
-    images, model = golden_images(), network(tmp_path / "source.onnx")
-    logits = expected_logits(images)
-    return Bundle.load(save_bundle(tmp_path / "tiny", SPEC, {"model.onnx": model}, images, logits))
+    return save_tiny(tmp_path)
 
 
 def damage(name: str, first: int, last: int) -> tuple[dict[int, str], int]:

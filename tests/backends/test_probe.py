@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_network import SPEC, expected_logits, forge, golden_images, network
+from tiny_network import expected_logits, forge, golden_images, save_tiny
 
 from vinoreward.backends import probe
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import save_bundle
 from vinoreward.errors import ModelCorruptError, ModelRefusedError
 from vinoreward_assets import folder
 
@@ -32,9 +31,7 @@ SIDE = 64
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
-    images, model = golden_images(), network(tmp_path / "source.onnx")
-    logits = expected_logits(images)
-    return Bundle.load(save_bundle(tmp_path / "tiny", SPEC, {"model.onnx": model}, images, logits))
+    return save_tiny(tmp_path)
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from task_runs import run_python
 from watched_process import Seen, watch
 
 
@@ -127,5 +127,4 @@ def test_ctrl_c_while_openvino_is_imported_is_ctrl_c(tmp_path: Path) -> None:
         "from vinoreward.backends.runtime import import_openvino\n"
         "try:\n    import_openvino()\nexcept KeyboardInterrupt:\n    print('stopped')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "stopped"
+    assert run_python(code).strip() == "stopped"

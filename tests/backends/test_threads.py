@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from task_runs import run_python
 from toy_environments import save_toy_bundle
 
 from vinoreward.rewards.classifier import Classifier
@@ -87,7 +88,7 @@ thread.join()
 
 
 def test_openvino_that_another_thread_is_importing_is_waited_for() -> None:
-    subprocess.run([sys.executable, "-c", IMPORTED_BY_ANOTHER], timeout=300, check=True)
+    run_python(IMPORTED_BY_ANOTHER)
 
 
 def test_the_torch_backend_leaves_the_process_its_threads() -> None:

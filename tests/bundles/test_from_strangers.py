@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from task_runs import run_python
 from tiny_network import (
     HEIGHT,
     WIDTH,
@@ -219,11 +218,10 @@ def test_a_network_that_is_a_file_of_another_kind_too_is_the_onnx_that_was_check
         "    with bundle.backend(name) as backend:\n"
         "        print(backend.infer(images).tolist())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    for line in done.stdout.splitlines():
+    lines = run_python(code).splitlines()
+    assert len(lines) == len(GRAPH_BACKENDS)
+    for line in lines:
         np.testing.assert_allclose(json.loads(line), expected_logits(golden_images()), atol=1e-4)
-    assert len(done.stdout.splitlines()) == len(GRAPH_BACKENDS)
 
 
 def seeing(*nodes: Any, **constants: Any) -> Callable[[], bytes]:

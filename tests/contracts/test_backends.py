@@ -261,19 +261,6 @@ def test_two_threads_get_their_own_answers(backend: Backend) -> None:
     assert wrong == []
 
 
-def compiled(backend: Backend, name: str) -> Any:
-    """Return what OpenVINO says of the compiled network."""
-    (request,) = backend.load()._requests.values()  # type: ignore[attr-defined]
-    return request.compiled.get_property(name)
-
-
-def test_openvino_is_set_up_for_workers(spec: NetworkSpec) -> None:
-    backend = load_backend("openvino", spec)
-    assert compiled(backend, "ENABLE_CPU_PINNING") is False
-    assert compiled(backend, "INFERENCE_PRECISION_HINT").get_type_name() == "f32"
-    assert compiled(backend, "INFERENCE_NUM_THREADS") == 1
-
-
 def test_files_that_are_not_right_are_refused(
     backend: Backend, spec: NetworkSpec, tmp_path: Path
 ) -> None:
@@ -311,9 +298,7 @@ def test_precisions_and_networks_run_only_where_they_are_real(spec: NetworkSpec)
         load_backend("torch", bare).load()
     offered = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     backend = load_backend("openvino", spec, precision="bf16")
-    if "BF16" in offered:
-        assert compiled(backend, "INFERENCE_PRECISION_HINT").get_type_name() == "bf16"
-    else:
+    if "BF16" not in offered:
         with pytest.raises(ConfigError, match="emulate"):
             backend.load()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
 import sys
 
 import numpy as np
@@ -14,6 +12,7 @@ from backend_policies import SPECS, WIDE, agrees, in_int8
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from task_runs import run_python
 
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward_actors.policies.backends.base import (
@@ -63,13 +62,7 @@ def test_actors_do_not_import_torch() -> None:
         "    heavy = {'torch', 'nncf', 'openvino', 'onnxruntime'} & set(sys.modules)\n"
         "    assert heavy <= used, (name, heavy)\n"
     )
-    path = os.pathsep.join(sys.path)
-    subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    run_python(f"import sys\nsys.path[:0] = {sys.path!r}\n{code}")
 
 
 @pytest.mark.parametrize(

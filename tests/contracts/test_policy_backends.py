@@ -231,7 +231,7 @@ def test_unknown_backends_and_batches_are_refused(backend_name: str) -> None:
         make_backend("tensorflow", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_memory_stays_flat_over_refreshes(backend_name: str, precision: str) -> None:
     psutil = pytest.importorskip("psutil")

@@ -6,7 +6,7 @@ import functools
 
 import golden_hover
 import pytest
-from golden_places import PLACES
+from golden_hover import PLACES
 from golden_traces import Case, differences, load, margins, packed
 
 recorded = functools.cache(load)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 
 import pytest
+from task_runs import run_python
 
 LAZY = ("vinoreward", "vinoreward_actors", "vinoreward_actors.actor_learner")
 LIGHT = (*LAZY, "vinoreward_actors.policies", "vinoreward.wrappers", "vinoreward.wrappers.vector")
@@ -38,5 +37,4 @@ def test_no_runtime_is_imported_before_it_is_used() -> None:
         "heavy = {'torch', 'openvino', 'onnxruntime', 'stable_baselines3', 'ray', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(code).strip() == "[]"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vinoreward import Bundle
@@ -65,6 +65,7 @@ STEP = st.tuples(
 )
 
 
+@settings(max_examples=40)
 @given(
     steps=st.lists(STEP, min_size=1, max_size=8),
     mode=st.sampled_from(["sparse", "probability", "log_odds", "potential"]),

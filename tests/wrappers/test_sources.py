@@ -17,7 +17,6 @@ from vinoreward.errors import ConfigError, InputError
 from vinoreward.wrappers.sources import EnvInfo, ImageReader, default_source
 
 ENVS = 3
-KINDS = ("image", "planes")
 
 
 @pytest.fixture(scope="module")
@@ -27,26 +26,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def source_of(bundle: Bundle, source: Any, space: gym.Space[Any]) -> ImageReader:
     return ImageReader(source, EnvInfo(space, "rgb_array", None, ENVS), bundle)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_of_observations_is_looked_at_where_it_lies(bundle: Bundle, kind: str) -> None:
-    envs = SyncVectorEnv([lambda: Camera(kind)] * ENVS)
-    observations, _ = envs.reset(seed=3)
-    source = source_of(bundle, "obs", envs.single_observation_space)
-    images = source.batch(observations, [0, 1, 2])
-    assert images.shape == (ENVS, HEIGHT, WIDTH, 3)
-    assert np.shares_memory(images, observations)
-    alone = [source.single(None, one) for one in observations]
-    np.testing.assert_array_equal(images, np.concatenate(alone))
-    # One whose observation is already of its next episode, and some environments.
-    other = observations[::-1].copy()
-    mixed = source.batch(observations, [0, 1, 2], last={1: other[0]})
-    np.testing.assert_array_equal(mixed[[0, 2]], images[[0, 2]])
-    np.testing.assert_array_equal(mixed[1], source.single(None, other[0])[0])
-    np.testing.assert_array_equal(source.batch(observations, [2, 0]), images[[2, 0]])
-    assert source.batch(observations, []).shape[0] == 0
-    envs.close()
 
 
 def test_images_of_different_sizes_are_an_error(bundle: Bundle) -> None:
