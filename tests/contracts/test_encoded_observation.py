@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from reward_rollouts import played_once
+from reward_rollouts import assert_same, assert_same_sb3
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import (
@@ -37,7 +37,6 @@ from vinoreward.errors import ConfigError
 from vinoreward.wrappers.env_adapter import RenderOnce
 
 ENVS = 3
-TRANSITIONS = 25
 SEED = 5
 MODES = list(AutoresetMode)
 
@@ -48,72 +47,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@played_once
-def one_after_another(bundle: Bundle, env: dict[str, Any], **options: Any) -> list[list[Any]]:
-    """The oracle: N single environments in a plain loop; starts and steps in order."""
-    everything = []
-    for index in range(ENVS):
-        single = EncodedObservation(Camera(**env), bundle, **options)
-        seen = [single.reset(seed=SEED + index)[0]]
-        for _ in range(TRANSITIONS):
-            observation, _, terminated, truncated, _ = single.step(0)
-            seen.append(observation)
-            if terminated or truncated:
-                seen.append(single.reset()[0])
-        single.close()
-        everything.append(seen)
-    return everything
-
-
-def vector_rollout(env: VectorEncodedObservation) -> list[list[Any]]:
-    mode = env.metadata["autoreset_mode"]
-    observations, _ = env.reset(seed=SEED)
-    assert env.observation_space.contains(observations)
-    found = [[observations[i].copy()] for i in range(ENVS)]
-    for _ in range(2 * TRANSITIONS):
-        observations, _, terminated, truncated, infos = env.step(np.zeros(ENVS, int))
-        assert env.observation_space.contains(observations)
-        over = terminated | truncated
-        for i in range(ENVS):
-            if mode is AutoresetMode.SAME_STEP and over[i]:
-                final = infos["final_obs"][i]
-                assert env.single_observation_space.contains(final)
-                found[i].append(final)
-            found[i].append(observations[i].copy())
-        if mode is AutoresetMode.DISABLED and over.any():
-            before = observations.copy()
-            observations, _ = env.reset(options={"reset_mask": over})
-            np.testing.assert_array_equal(observations[~over], before[~over])
-            for i in np.flatnonzero(over):
-                found[i].append(observations[i].copy())
-    env.close()
-    return found
-
-
-def sb3_rollout(env: VecEncodedObservation) -> list[list[Any]]:
-    env.seed(SEED)
-    observations = env.reset()
-    found = [[observations[i].copy()] for i in range(ENVS)]
-    for _ in range(TRANSITIONS):
-        observations, _, dones, infos = env.step(np.zeros(ENVS, int))
-        for i, info in enumerate(infos):
-            if dones[i]:
-                assert env.observation_space.contains(info["terminal_observation"])
-                found[i].append(info["terminal_observation"])
-            found[i].append(observations[i].copy())
-    env.close()
-    return found
-
-
-def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        shared = min(len(ours), len(theirs))
-        assert shared > TRANSITIONS
-        for number in range(shared):
-            # Batches of another size are summed in another order.
-            np.testing.assert_allclose(
-                ours[number], theirs[number], atol=1e-5, err_msg=f"item {number}"
-            )
+def encoded(bundle: Bundle, **options: Any) -> gym.Env[Any, Any]:
+    return EncodedObservation(Camera("dict"), bundle, **options)
 
 
 def sync(mode: AutoresetMode, **env: Any) -> SyncVectorEnv:
@@ -173,19 +108,17 @@ def test_the_bounds_are_stated(encoder: Bundle, tmp_path: Path) -> None:
 def test_vector_form_equals_single_environments(
     encoder: Bundle, mode: AutoresetMode, name: str
 ) -> None:
-    env = {"observation": "dict"}
-    expected = one_after_another(encoder, env, **OPTIONS[name])
-    assert_same(
-        vector_rollout(VectorEncodedObservation(sync(mode, **env), encoder, **OPTIONS[name])),
-        expected,
-    )
+    make = functools.partial(encoded, encoder, **OPTIONS[name])
+    expected = SyncVectorEnv([make] * ENVS, autoreset_mode=mode)
+    env = VectorEncodedObservation(sync(mode, observation="dict"), encoder, **OPTIONS[name])
+    assert_same(env, expected, keys=())
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_sb3_form_equals_single_environments(encoder: Bundle, name: str) -> None:
-    expected = one_after_another(encoder, {"observation": "dict"}, **OPTIONS[name])
+    expected = DummyVecEnv([functools.partial(encoded, encoder, **OPTIONS[name])] * ENVS)
     venv = DummyVecEnv([functools.partial(Camera, "dict")] * ENVS)
-    assert_same(sb3_rollout(VecEncodedObservation(venv, encoder, **OPTIONS[name])), expected)
+    assert_same_sb3(VecEncodedObservation(venv, encoder, **OPTIONS[name]), expected, keys=())
 
 
 def test_a_wrapped_environment_can_be_pickled(encoder: Bundle) -> None:

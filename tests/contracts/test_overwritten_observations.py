@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
-from reward_rollouts import (
-    ENVS,
-    assert_same,
-    one_after_another,
-    sb3_rollout,
-    vector_rollout,
-)
+from reward_rollouts import ENVS, assert_same, assert_same_sb3, sb3_singles, singles
 from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import (
     HEIGHT,
@@ -59,13 +53,14 @@ def corridor() -> gym.Env[Any, Any]:
 @pytest.mark.parametrize("form", ["sb3", *AutoresetMode], ids=str)
 def test_every_form_in_this_process_is_right(bundle: Bundle, form: Any) -> None:
     options: dict[str, Any] = {"image_source": "obs:image", "reward_mode": "potential"}
-    expected = one_after_another(bundle, {"observation": "dict"}, **options)
+    env = {"observation": "dict"}
     if form == "sb3":
-        env = VecLearnedReward(DummyVecEnv([corridor] * ENVS), bundle, **options)
-        assert_same(sb3_rollout(env), expected)
+        ours = VecLearnedReward(DummyVecEnv([corridor] * ENVS), bundle, **options)
+        assert_same_sb3(ours, sb3_singles(bundle, env, **options))
     else:
         inner = SyncVectorEnv([corridor] * ENVS, autoreset_mode=form)
-        assert_same(vector_rollout(VectorLearnedReward(inner, bundle, **options)), expected)
+        vector = VectorLearnedReward(inner, bundle, **options)
+        assert_same(vector, singles(form, bundle, env, **options))
 
 
 class Native(VectorEnv[Any, Any, Any]):

@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from reward_rollouts import (
-    ENVS,
-    SEED,
-    actions_of,
-    assert_same,
-    one_after_another,
-    sync,
-    vector_rollout,
-)
+from reward_rollouts import ENVS, SEED, actions_of, assert_same, singles, sync
 from toy_environments import (
     Corridor,
     save_views_bundle,
@@ -35,12 +27,6 @@ CAMERAS = {"observation": "cameras"}
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return save_views_bundle(tmp_path_factory.mktemp("bundle") / "views")
-
-
-@pytest.fixture(scope="module")
-def oracle(bundle: Bundle) -> Any:
-    """What single environments give."""
-    return one_after_another(bundle, CAMERAS, **OPTIONS)
 
 
 def test_the_views_are_of_their_cameras_steps_and_episode(bundle: Bundle) -> None:
@@ -76,10 +62,10 @@ def draw_front(env: Any, observation: Any) -> Any:
     ],
     ids=["tuple", "mapping", "function"],
 )
-def test_sources_are_given_in_order_or_by_name(bundle: Bundle, oracle: Any, given: Any) -> None:
+def test_sources_are_given_in_order_or_by_name(bundle: Bundle, given: Any) -> None:
     envs = sync(AutoresetMode.SAME_STEP, **CAMERAS)
     form = VectorLearnedReward(envs, bundle, image_source=given, **OPTIONS)
-    assert_same(vector_rollout(form), oracle)
+    assert_same(form, singles(AutoresetMode.SAME_STEP, bundle, CAMERAS, **OPTIONS))
 
 
 @pytest.mark.parametrize(
@@ -107,13 +93,13 @@ def test_a_view_of_another_size_is_refused_and_names_its_camera(bundle: Bundle) 
         env.reset(seed=0)
 
 
-def test_each_view_is_resized_by_itself(tmp_path: Path, oracle: Any) -> None:
-    bundle = save_views_bundle(tmp_path / "views", resize="pil_bilinear")
+def test_each_view_is_resized_by_itself(tmp_path: Path, bundle: Bundle) -> None:
+    resizes = save_views_bundle(tmp_path / "views", resize="pil_bilinear")
 
     def large(env: Any, observation: Any) -> Any:
         return observation["front"].repeat(3, axis=0).repeat(2, axis=1)
 
     envs = sync(AutoresetMode.DISABLED, **CAMERAS)
     given = (large, "obs:wrist")
-    form = VectorLearnedReward(envs, bundle, image_source=given, **OPTIONS)
-    assert_same(vector_rollout(form), oracle)
+    form = VectorLearnedReward(envs, resizes, image_source=given, **OPTIONS)
+    assert_same(form, singles(AutoresetMode.DISABLED, bundle, CAMERAS, **OPTIONS))
