@@ -156,10 +156,10 @@ def much_memory() -> bytes:
     return graph(nodes + ending("t39"), by=np.array([1, 1, 70, 70], np.float32), **PLACES)
 
 
-def much_work() -> bytes:
+def much_work(channels: int = 256) -> bytes:
     """Convolutions whose results are small and whose kernels are large."""
-    weights = np.ones((256, 256, 31, 31), np.float32) * 1e-5
-    first = np.ones((256, 3, 1, 1), np.float32)
+    weights = np.ones((channels, channels, 31, 31), np.float32) * 1e-5
+    first = np.ones((channels, 3, 1, 1), np.float32)
     nodes = [helper.make_node("Conv", ["x", "first"], ["c0"])]
     nodes += [
         helper.make_node("Conv", [f"c{n}", "w"], [f"c{n + 1}"], pads=[15] * 4) for n in range(9)
@@ -250,7 +250,7 @@ def test_a_child_that_is_killed_is_told(
 
 
 def test_ctrl_c_ends_the_child(bundle: Bundle, tmp_path: Path, cache: Path) -> None:
-    forge(bundle, "model.onnx", much_work())
+    forge(bundle, "model.onnx", much_work(100))
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from vinoreward.bundles.bundle import Bundle\nprint('go', flush=True)\n"
@@ -277,7 +277,7 @@ def test_ctrl_c_ends_the_child(bundle: Bundle, tmp_path: Path, cache: Path) -> N
     assert ids and not Path(f"/proc/{ids[0]}").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_networks_that_people_export_pass(tmp_path: Path, cache: Path) -> None:
     models = pytest.importorskip("torchvision.models")
     from vinoreward.backends.convert import export_onnx

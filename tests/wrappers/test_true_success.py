@@ -133,7 +133,7 @@ def test_the_oracle_pays_the_truth_alone(truths: str) -> None:
     raise AssertionError("it never got there")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="OSMesa is for Linux")
 def test_training_lives_beside_mesas_software_renderer() -> None:
     pytest.importorskip("mujoco")
