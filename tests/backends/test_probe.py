@@ -111,14 +111,6 @@ def test_a_damaged_verdict_is_none(
     assert len(trials) == 4
 
 
-def test_several_processes_may_try_one_network(bundle: Bundle, cache: Path) -> None:
-    code = f"from vinoreward import Bundle\nBundle.load({str(bundle.path)!r}).backend().close()"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    running = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
-    assert [one.wait(120) for one in running] == [0] * 2
-    assert len(list(cache.iterdir())) == 1
-
-
 def graph(nodes: list[Any], **constants: Any) -> bytes:
     """A network of ``x`` (N, 3, 64, 64) float32 whose result is ``y`` (N, 2)."""
     made = helper.make_graph(

@@ -197,24 +197,6 @@ def test_pickle_and_copy_before_and_after_use(backend: Backend) -> None:
         np.testing.assert_array_equal(other.infer(batch), result)
 
 
-@pytest.mark.parametrize("name", GRAPH_NAMES)
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
-def test_a_forked_child_builds_its_own(name: str, spec: NetworkSpec) -> None:
-    backend, batch = load_backend(name, spec), make_images(2)
-    result = backend.infer(batch)
-    context = multiprocessing.get_context("fork")
-    answers = context.SimpleQueue()
-    child = context.Process(target=infer_in_child, args=(backend, batch, answers))
-    with warnings.catch_warnings():
-        # Python 3.12 warns about forking a process with threads: that is what is tested.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    np.testing.assert_allclose(answers.get(), result, atol=1e-5)
-    np.testing.assert_array_equal(backend.infer(batch), result)
-
-
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
 def test_fork_waits_for_an_inference_of_another_thread(spec: NetworkSpec) -> None:
     backend, batch = load_backend("openvino", spec).load(), make_images(16)

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +13,8 @@ from hypothesis import strategies as st
 from toy_environments import (
     HEIGHT,
     WIDTH,
+    Corridor,
+    cell_log_odds,
     save_column_bundle,
     save_toy_bundle,
     with_int8,
@@ -186,55 +187,24 @@ def test_close_to_the_threshold_the_mean_of_fp32_counts(
 # --- where the number itself is paid -----------------------------------------------------------
 
 
-class Golden(gym.Env[Any, Any]):
-    """Shows the golden frames of a bundle, one after another."""
-
-    def __init__(self, images: np.ndarray) -> None:
-        self.images = images
-        self.observation_space = gym.spaces.Box(0, 255, images.shape[1:], np.uint8)
-        self.action_space = gym.spaces.Discrete(2)
-        self.now = 0
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.now = 0
-        return self.images[0], {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.now += 1
-        return self.images[self.now], 0.0, False, self.now == len(self.images) - 1, {}
-
-
-def rewards(images: np.ndarray, **options: Any) -> np.ndarray:
-    """Return the rewards of one episode over the images."""
-    env = LearnedReward(
-        Golden(images),
-        "panda-hover-classifier",
-        image_source="obs",
-        terminate_on_success=False,
-        **options,
-    )
-    env.reset()
-    found = np.array([float(env.step(0)[1]) for _ in images[1:]])
-    env.close()
-    return found
-
-
-def test_numbers_that_are_paid_are_those_of_fp32_unless_int8_is_asked_for() -> None:
-    images = Bundle.load("panda-hover-classifier").golden.images
-    odds = {}
-    for precision in ("int8", "fp32"):
-        with Classifier("panda-hover-classifier", precision=precision) as classifier:
-            odds[precision] = classifier.predict(images).log_odds
-    assert np.abs(odds["int8"] - odds["fp32"]).max() > 1.0
-    for precision, expected in (("auto", odds["fp32"]), ("int8", odds["int8"])):
-        found = rewards(images, reward_mode="log_odds", precision=precision)
-        np.testing.assert_allclose(found, expected[1:], atol=1e-4)
-
-
-def test_a_sparse_reward_still_runs_in_int8() -> None:
-    env = LearnedReward(
-        Golden(np.zeros((2, 96, 128, 3), np.uint8)), "panda-hover-classifier", image_source="obs"
-    )
-    assert env.classifier.precision == "int8" and env.classifier.band is not None
+@pytest.mark.parametrize(
+    ("options", "precision"),
+    [
+        ({}, "int8"),
+        ({"reward_mode": "log_odds"}, "fp32"),
+        ({"reward_mode": "potential"}, "fp32"),
+        ({"reward_mode": "log_odds", "precision": "int8"}, "int8"),
+    ],
+)
+def test_numbers_that_are_paid_are_those_of_fp32_unless_int8_is_asked_for(
+    bundle: Bundle, options: dict[str, Any], precision: str
+) -> None:
+    given = {"image_source": "obs", "success_threshold": THRESHOLD, **options}
+    env = LearnedReward(Corridor("image", first_cells=(1,)), bundle, **given)
+    env.reset(seed=0)
+    info = env.step(1)[4]
+    assert env.classifier.precision == precision
+    # Cell 2 is far from the threshold.
+    odds = cell_log_odds(2) + (SHIFT if precision == "int8" else 0)
+    assert logit(info["reward_prob"]) == pytest.approx(odds, abs=1e-2)
     env.close()

@@ -190,31 +190,3 @@ def test_a_batch_that_resets_itself_cannot_be_ended_by_a_claim(toy: Bundle) -> N
     _, rewards, dones, infos = env.step(np.array([1]))
     assert rewards.tolist() == [1.0] and not dones.any() and infos[0]["is_success"]
     env.close()
-
-
-class SameArray(gym.Env[Any, Any]):
-    """Counts in an array that it returns each time."""
-
-    observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self.count = np.zeros(1, np.float32)
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        self.count[:] = 0
-        return self.count, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.count += 1
-        return self.count, 0.0, False, bool(self.count[0] >= 3), {}
-
-
-def test_a_batch_tells_the_last_observation_of_an_episode() -> None:
-    env = BatchedVecEnv(SyncVectorEnv([SameArray] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
-    env.reset()
-    for _ in range(3):
-        observations, _, dones, infos = env.step(np.zeros(2, np.int64))
-    assert dones.all() and observations.tolist() == [[0.0], [0.0]]
-    assert [info["terminal_observation"].tolist() for info in infos] == [[3.0], [3.0]]
-    env.close()
