@@ -78,7 +78,8 @@ def onnx_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         }
 
 
-NORMALISED: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+# Trusted, or each network is tried in a child.
+NORMALISED: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "trusted": True}
 SHAPES: dict[str, dict[str, Any]] = {
     "two": {},
     "one": {"posterior": False},

@@ -35,8 +35,10 @@ INFO = {
 }
 
 
+# Trusted, or each network is tried in a child; the first test is of one that is not.
 ARGUMENTS: dict[str, Any] = {
     "labels": ("failure", "success"), "success_label": "success", "mean": MEAN, "std": STD,
+    "trusted": True,
 }  # fmt: skip
 
 
@@ -53,7 +55,13 @@ def check(bundle: Bundle, near: float = 1e-4) -> None:
 def test_a_foreign_network_runs_with_explicit_arguments(tmp_path: Path, order: Any) -> None:
     way = -1 if order == "BGR" else 1
     path = network(tmp_path / "foreign.onnx", float_input=True, weights=WEIGHTS[::way])
-    facts = {**ARGUMENTS, "color_order": order, "mean": MEAN[::way], "std": STD[::way]}
+    facts = {
+        **ARGUMENTS,
+        "trusted": False,
+        "color_order": order,
+        "mean": MEAN[::way],
+        "std": STD[::way],
+    }
     bundle = Bundle.from_model(path, **facts)
     assert (bundle.spec.image.height, bundle.spec.image.width) == (HEIGHT, WIDTH)
     assert bundle.spec.image.layout == "NCHW"
@@ -101,7 +109,7 @@ def test_contradicting_arguments_are_refused(
 
 
 def test_what_a_uint8_network_would_not_apply_is_refused(model: Path) -> None:
-    facts: dict[str, Any] = {"labels": ("a", "b"), "success_label": "b"}
+    facts: dict[str, Any] = {"labels": ("a", "b"), "success_label": "b", "trusted": True}
     for given, message in (
         ({"color_order": "BGR"}, "channel reversal inside the graph"),
         ({"mean": MEAN, "std": STD}, "uint8 images, so mean, std would never be applied"),
