@@ -201,7 +201,7 @@ def _save_classifier(
         logits = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     height, width, _, _ = weights.shape
     spec = BundleSpec(
-        name="toy",
+        name="toy-corridor",
         image=ImageSpec(height, width, mean=(0, 0, 0), std=(1, 1, 1), **image),
         decision=decision or Decision(threshold=0.5, chosen_for={"target_fpr": 0.1}),
         output="probabilities" if probabilities else "logits",
