@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -15,7 +14,6 @@ from vinoreward.files import (
     atomic_path,
     open_plain,
     read_plain,
-    write_json,
     write_text,
 )
 
@@ -37,14 +35,6 @@ def test_files_have_the_rights_the_umask_gives(tmp_path: Path) -> None:
     finally:
         os.umask(umask)
     assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o644
-
-
-def test_json_refuses_nan_and_keeps_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_json(path, {"ü": [1]})
-    with pytest.raises(ValueError, match="JSON"):
-        write_json(path, float("nan"))
-    assert json.loads(path.read_text(encoding="utf-8")) == {"ü": [1]}
 
 
 def test_a_folder_that_cannot_be_written_is_a_run_folder_error(tmp_path: Path) -> None:

@@ -6,17 +6,14 @@ import bz2
 import io
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from little_memory import memory_below
-from tiny_network import SPEC, expected_logits, forge, golden_images, network
 
-from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import save_bundle
-from vinoreward.errors import BundleError, ModelCorruptError
+from vinoreward.errors import ModelCorruptError
 from vinoreward.files import read_npz
 from vinoreward_actors.actor_learner.compressor import read_state
 
@@ -46,37 +43,12 @@ def bomb(kind: str) -> bytes:
     return lying(b"images.npy", pack(bytes(SIZE)), method)
 
 
-@pytest.fixture
-def little_memory() -> Iterator[None]:
-    """Fail if Python's objects took a tenth of what the members unpack to."""
-    with memory_below(SIZE / 10):
-        yield
-
-
 @pytest.mark.parametrize("kind", ["bzip2", "deflate"])
-def test_golden_frames_that_say_less_than_they_unpack_to(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
-    pytest.importorskip("onnx")
-    images, model = golden_images(), network(tmp_path / "source.onnx")
-    saved = save_bundle(
-        tmp_path / "tiny", SPEC, {"model.onnx": model}, images, expected_logits(images)
-    )
-    bundle = Bundle.load(saved)
-    forge(bundle, "golden.npz", bomb(kind))
-    request.getfixturevalue("little_memory")
-    with pytest.raises(BundleError, match=r"golden\.npz cannot be read: .*save the bundle again"):
-        _ = Bundle.load(bundle.path).golden
-
-
-@pytest.mark.parametrize("kind", ["bzip2", "deflate"])
-def test_a_compressors_state_that_says_less_than_it_unpacks_to(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
-    (tmp_path / "compressor.npz").write_bytes(bomb(kind))
-    request.getfixturevalue("little_memory")
-    with pytest.raises(ModelCorruptError, match=r"compressor\.npz is damaged: .*restore it"):
-        read_state(tmp_path / "compressor.npz")
+def test_an_archive_that_says_less_than_it_unpacks_to(kind: str) -> None:
+    """A tenth of it at most is unpacked."""
+    content = bomb(kind)
+    with memory_below(SIZE / 10), pytest.raises(ModelCorruptError):
+        read_npz(content, 2 * SIZE)
 
 
 def test_a_table_of_members_that_is_too_large() -> None:
@@ -109,19 +81,22 @@ def test_what_numpy_writes_is_read(save: Callable[..., None]) -> None:
         read_npz(stream.getvalue(), 500)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [np.array([object()]), np.zeros(2, "M8[s]")],
-)
-def test_arrays_of_anything_else_are_refused(array: np.ndarray) -> None:
-    stream = io.BytesIO()
-    np.savez(stream, array=array)
-    with pytest.raises(ModelCorruptError, match=r"where numbers and text are known|Object arrays"):
-        read_npz(stream.getvalue(), 10_000)
+def test_arrays_of_anything_else_are_refused() -> None:
+    for array, message in (
+        (np.array([object()]), "Object arrays"),
+        (np.zeros(2, "M8[s]"), "where numbers and text are known"),
+    ):
+        stream = io.BytesIO()
+        np.savez(stream, array=array)
+        with pytest.raises(ModelCorruptError, match=message):
+            read_npz(stream.getvalue(), 10_000)
 
 
-@pytest.mark.parametrize("pushes", [-1, "many"])
-def test_a_count_of_pushes_that_is_none(tmp_path: Path, pushes: object) -> None:
-    np.savez(tmp_path / "compressor.npz", pushes=np.asarray(pushes))
+def test_a_compressors_state_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "compressor.npz"
+    np.savez(path, pushes=np.asarray(-1))
     with pytest.raises(ModelCorruptError, match="no count of pushes"):
-        read_state(tmp_path / "compressor.npz")
+        read_state(path)
+    path.write_bytes(bomb("deflate"))
+    with pytest.raises(ModelCorruptError, match=r"compressor\.npz is damaged: .*restore it"):
+        read_state(path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import gymnasium as gym
@@ -15,12 +13,6 @@ from vinoreward.errors import MissingDisplayError, needed_for
 
 _SMALLEST_SIDE = 480
 """Pixels of a window."""
-
-
-def has_display() -> bool:
-    """Return whether a window can be opened; elsewhere than on Linux assume so."""
-    shown = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    return bool(shown) or not sys.platform.startswith("linux")
 
 
 class _Enlarged(gym.Wrapper[Any, Any, Any, Any]):

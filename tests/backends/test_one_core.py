@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from task_runs import run_python
 
 PROGRAM = """
 import gc, os, signal
@@ -21,20 +19,6 @@ signal.signal(signal.SIGINT, lambda *_: caught.append(1))
 os.kill(os.getpid(), signal.SIGINT)
 print("caught", len(caught))
 """
-
-
-def said_by(program: str) -> list[str]:
-    """Return the words that a program prints, run in a new process."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
 
 
 def forked(before: str, work: str) -> int:
@@ -54,29 +38,11 @@ if child == 0:
         os._exit(code)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    (code,) = said_by(before + fork)
-    return int(code)
+    return int(run_python(before + fork))
 
 
 def test_ctrl_c_is_survived_after_two_networks_were_closed_in_the_order_they_were_made() -> None:
-    assert said_by(PROGRAM) == ["caught", "1"]
-
-
-CLOSED = """
-import numpy as np
-from vinoreward.bundles.bundle import Bundle
-
-bundle = Bundle.load("panda-hover-classifier")
-images = np.zeros((1, 96, 128, 3), np.uint8)
-closed, used = (bundle.backend("openvino").load() for _ in range(2))
-for backend in (closed, used):
-    backend.infer(images)
-closed.close()
-"""
-
-
-def test_a_forked_child_does_not_wait_for_threads_of_a_network_that_was_closed() -> None:
-    assert forked(CLOSED, "used.infer(images)") == 0
+    assert run_python(PROGRAM).split() == ["caught", "1"]
 
 
 OF_CALLER = """
@@ -127,4 +93,4 @@ print("free" if runtime.BUILDING._lock.acquire(timeout=10) else "locked")
 
 
 def test_threads_that_fork_at_once_release_the_locks_of_their_own() -> None:
-    assert said_by(FORKS) == ["free"]
+    assert run_python(FORKS).split() == ["free"]

@@ -3,49 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from task_runs import run_python
 from watched_process import Seen, watch
-
-# The interpreter's audit hook reports every process started, socket connected and file written.
-WATCH = """
-import os, sys
-seen = []
-home = os.path.realpath(os.environ["HOME"])
-def watch(event, arguments):
-    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "socket.connect",
-                 "socket.getaddrinfo", "socket.gethostbyname"):
-        seen.append((event, repr(arguments)[:200]))
-    elif event == "os.mkdir" and os.path.realpath(arguments[0]).startswith(home):
-        seen.append((event, arguments[0]))
-sys.addaudithook(watch)
-"""
-
-REPORT = """
-import time
-time.sleep(0.5)  # what telemetry does, it does from a thread
-# Python 3.13 starts processes with posix_spawn; ctypes looks for libraries with ldconfig.
-spawned = ("subprocess.Popen", "os.posix_spawn")
-network = [event for event in seen if event[0] not in spawned]
-processes = [event for event in seen if "openvino" in event[1] or "python" in event[1]]
-print(repr(network + processes))
-"""
-
-
-def run(code: str, home: Path) -> str:
-    """Run code in a fresh interpreter whose home folder is ``home``; return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=bare_environment(home),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
 
 
 def bare_environment(home: Path) -> dict[str, str]:
@@ -85,9 +48,17 @@ def test_the_watcher_sees_native_code_ask_a_name_server(tmp_path: Path) -> None:
     assert {"example.invalid"} >= seen.names
 
 
-def test_onnx_runtime_is_imported_without_telemetry(tmp_path: Path) -> None:
+def test_runtimes_are_imported_without_telemetry(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    code = "import vinoreward, onnxruntime, time\ntime.sleep(0.5)\n"
+    code = (
+        "import sys, time, vinoreward, onnxruntime\n"
+        "from vinoreward.backends.runtime import import_openvino\n"
+        "ov = import_openvino()\n"
+        "ov.Core()\n"
+        "assert 'openvino_telemetry' not in sys.modules\n"
+        "assert import_openvino() is ov is sys.modules['openvino']\n"
+        "time.sleep(0.5)\n"  # what telemetry does, it does from a thread
+    )
     seen = watched(tmp_path, sys.executable, "-c", code)
     assert (seen.addresses, seen.names, written(tmp_path)) == (set(), set(), set())
 
@@ -144,31 +115,6 @@ def test_ray_reports_no_usage(tmp_path: Path) -> None:
     assert written(tmp_path) <= {".ray/auth_token"}
 
 
-def test_openvino_is_imported_without_telemetry(tmp_path: Path) -> None:
-    code = WATCH + (
-        "from vinoreward.backends.runtime import import_openvino\n"
-        "ov = import_openvino()\n"
-        "ov.Core()\n"
-        "assert 'openvino_telemetry' not in sys.modules\n"
-        "assert import_openvino() is ov is sys.modules['openvino']\n"
-    )
-    assert run(code + REPORT, tmp_path) == "[]"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_running_openvino_leaves_torch_and_onnx_out(tmp_path: Path) -> None:
-    """An installation without the training extra must be enough to run a bundle."""
-    code = (
-        "import sys\n"
-        "sys.modules['torch'] = sys.modules['onnx'] = sys.modules['onnxruntime'] = None\n"
-        "from vinoreward.backends.openvino import OpenVINOBackend\n"
-        "from vinoreward.backends.runtime import import_openvino\n"
-        "import_openvino()\n"
-        "print('fine')\n"
-    )
-    assert run(code, tmp_path) == "fine"
-
-
 def test_ctrl_c_while_openvino_is_imported_is_ctrl_c(tmp_path: Path) -> None:
     package = tmp_path / "openvino"
     package.mkdir()
@@ -181,4 +127,4 @@ def test_ctrl_c_while_openvino_is_imported_is_ctrl_c(tmp_path: Path) -> None:
         "from vinoreward.backends.runtime import import_openvino\n"
         "try:\n    import_openvino()\nexcept KeyboardInterrupt:\n    print('stopped')\n"
     )
-    assert run(code, tmp_path).strip() == "stopped"
+    assert run_python(code).strip() == "stopped"

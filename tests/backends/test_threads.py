@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from task_runs import run_python
 from toy_environments import save_toy_bundle
 
 from vinoreward.rewards.classifier import Classifier
@@ -62,14 +61,8 @@ def test_threads_may_use_classifiers_for_the_first_time_together(
     tmp_path: Path, backend: str, kind: str, networks: int
 ) -> None:
     bundle = save_toy_bundle(tmp_path / "toy")
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_USE, str(bundle.path), backend, kind],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", FIRST_USE, str(bundle.path), backend, kind]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
     assert done.stdout.split() == [str(networks)]
 
 
@@ -94,45 +87,24 @@ thread.join()
 """
 
 
-def test_openvino_that_another_thread_is_importing_is_waited_for(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTED_BY_ANOTHER],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+def test_openvino_that_another_thread_is_importing_is_waited_for() -> None:
+    run_python(IMPORTED_BY_ANOTHER)
 
 
-@pytest.fixture
-def torch_threads() -> Iterator[Any]:
-    """PyTorch, whose number of threads is as before after the test."""
+def test_the_torch_backend_leaves_the_process_its_threads() -> None:
     torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    yield torch
-    torch.set_num_threads(before)
-
-
-def in_forward(torch: Any, call: Callable[[], None]) -> Any:
-    """Call a function in the middle of every torch backend's inference."""
-
-    def hook(module: Any, *_: Any) -> None:
-        if type(module).__name__ == "WithPreprocess":
-            call()
-
-    return torch.nn.modules.module.register_module_forward_hook(hook)
-
-
-def test_the_torch_backend_leaves_the_process_its_threads(torch_threads: Any) -> None:
-    torch = torch_threads
-    seen: list[int] = []
-    hook = in_forward(torch, lambda: seen.append(torch.get_num_threads()))
-    for found, asked in ((3, 1), (1, 2)):
-        torch.set_num_threads(found)
-        with Classifier("panda-hover-classifier", backend="torch", threads=asked) as classifier:
-            classifier.predict(np.zeros((1, 96, 128, 3), np.uint8))
-            assert torch.get_num_threads() == found
-            assert set(seen) == {asked}
-            seen.clear()
-    hook.remove()
+    before, seen = torch.get_num_threads(), set()
+    hook = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, *_: seen.add(torch.get_num_threads())
+    )
+    try:
+        for found, asked in ((3, 1), (1, 2)):
+            torch.set_num_threads(found)
+            with Classifier("panda-hover-classifier", backend="torch", threads=asked) as classifier:
+                seen.clear()
+                classifier.predict(np.zeros((1, 96, 128, 3), np.uint8))
+                assert torch.get_num_threads() == found
+                assert seen == {asked}
+    finally:
+        hook.remove()
+        torch.set_num_threads(before)

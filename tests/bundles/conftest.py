@@ -5,20 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_network import SPEC, expected_logits, golden_images, network
+from tiny_network import save_tiny
 
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.bundles.save import save_bundle
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return network(tmp_path / "source.onnx")
+def bundle(tmp_path: Path) -> Bundle:
+    return save_tiny(tmp_path)
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, model: Path) -> Bundle:
-    images = golden_images()
-    return Bundle.load(
-        save_bundle(tmp_path / "tiny", SPEC, {"model.onnx": model}, images, expected_logits(images))
-    )
+def model(bundle: Bundle, tmp_path: Path) -> Path:
+    return tmp_path / "source.onnx"

@@ -98,43 +98,28 @@ def changed(**changes: Any) -> dict[str, Any]:
     ("value", "message"),
     [
         ([], "Expected an object"),
+        ({}, "is missing"),
         (changed(colour="red"), "colour is an unknown key"),
         (changed(image__gamma=1), r"image\.gamma is an unknown key"),
         (changed(schema_version=2), "upgrade vinoreward"),
-        (changed(image__height=4097), "height is 4097.*less than or equal to 4096"),
+        (changed(image__height=4097), "height is 4097"),
         (changed(image__height="6"), "height is '6'.*integer"),
-        (changed(image__mean=[0.1, 0.2]), r"mean\.2 is missing"),
         (changed(image__mean=[0.1, 0.2, float("nan")]), "finite"),
         (changed(image__std=[0.1, 0.0, 0.1]), r"std\.1 is 0.0.*greater than 0"),
-        (changed(image__color_order="RBG"), "'RBG'.*'RGB' or 'BGR'"),
         (changed(image__crop=[0, 0, 5, 5]), "crop"),
-        (changed(image__scene={"a": [1]}), "scene"),
-        (changed(decision__threshold=1.5), "threshold is 1.5.*less than or equal to 1"),
-        (changed(decision__temperature=0), "temperature is 0.*greater than 0"),
-        (changed(decision__int8_band=-1), "int8_band is -1.*or equal to 0"),
-        (changed(kind="policy"), "'policy'.*'classifier' or 'encoder'"),
+        (changed(decision__threshold=1.5), "threshold is 1.5"),
+        (changed(decision__temperature=0), "temperature is 0"),
         (changed(labels=["success", "success"]), "different"),
         (changed(labels=["good", "bad"]), "success_label"),
         (changed(kind="encoder"), "latent_size"),
         (changed(metrics={"recall": float("nan")}), "finite"),
-        (changed(files={"../model.onnx": "0" * 64}), "plain relative name"),
         (changed(files={"a/../../b": "0" * 64}), "plain relative name"),
-        (changed(files={"model.onnx": "xyz"}), r"files.model.onnx is 'xyz'.*\{64\}"),
-        (
-            changed(quantization={"passed": True, "flips": 2, "frames": 1, "method": "m"}),
-            "0 to 1",
-        ),
+        (changed(files={"model.onnx": "xyz"}), r"files.model.onnx is 'xyz'"),
+        (changed(quantization={"passed": True, "flips": 2, "frames": 1, "method": "m"}), "0 to 1"),
     ],
 )
 def test_a_wrong_description_is_refused_by_name(value: Any, message: str) -> None:
     with pytest.raises(BundleError, match=message):
-        BundleSpec.from_dict(value)
-
-
-def test_a_missing_key_is_named() -> None:
-    value = SPEC.to_dict()
-    del value["image"]["height"]
-    with pytest.raises(BundleError, match=r"image\.height is missing"):
         BundleSpec.from_dict(value)
 
 
@@ -157,8 +142,6 @@ def test_views_survive_json_and_an_image_of_one_view_does_not_name_them() -> Non
         ([View("a", 32), View("a", 32)], "different ages"),
         ([View("a", 32), View("a", 32, "obs", age=1)], "one source and height"),
         ([{"name": "a", "height": 64, "source": "obs:"}], "source is 'obs:'.*obs:.+"),
-        ([{"name": "a", "height": 64, "age": -1}], "age is -1.*greater than or equal to 0"),
-        ([{"name": "a", "height": 64, "pose": 1}], "pose is an unknown key"),
         ([View("a", 1, age=age) for age in range(64)], "at most 32"),
     ],
     ids=str,
@@ -168,11 +151,7 @@ def test_views_that_cannot_be_right_are_refused(views: Any, message: str) -> Non
         ImageSpec(height=64, width=16, views=views)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_an_encoding_has_the_dimensions_of_the_latent(size: int) -> None:
-    encoding = Encoding(low=(-1.0,) * size, high=(1.0,) * size)
+def test_an_encoding_has_the_dimensions_of_the_latent() -> None:
+    image, encoding = ImageSpec(8, 8), Encoding(low=(-1.0,) * 3, high=(1.0,) * 3)
     with pytest.raises(BundleError, match="Expected an encoding of 2 dimensions"):
-        BundleSpec(
-            name="toy", kind="encoder", labels=(), image=ImageSpec(8, 8), latent_size=2,
-            encoding=encoding,
-        )  # fmt: skip
+        BundleSpec("toy", image, kind="encoder", labels=(), latent_size=2, encoding=encoding)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from task_runs import run_python
 from tiny_network import (
     HEIGHT,
     WIDTH,
@@ -96,18 +94,15 @@ def loop(turns: int) -> bytes:
     return graph([node], constants)
 
 
-def function() -> bytes:
-    """Calls a function that the file brings along."""
-    inner = helper.make_function(
-        "strange.domain",
-        "Twice",
-        ["x"],
-        ["y"],
-        [helper.make_node("Add", ["x", "x"], ["y"])],
-        [helper.make_opsetid("", 17)],
-    )
+def function(*own: Any) -> bytes:
+    """Calls a function of another domain, which the file may bring along."""
     node = helper.make_node("Twice", ["start"], ["extra"], domain="strange.domain")
-    return graph([node], {"start": np.zeros(1, np.float32)}, functions=[inner])
+    return graph([node], {"start": np.zeros(1, np.float32)}, functions=own)
+
+
+def twice() -> Any:
+    add, opset = helper.make_node("Add", ["x", "x"], ["y"]), helper.make_opsetid("", 17)
+    return helper.make_function("strange.domain", "Twice", ["x"], ["y"], [add], [opset])
 
 
 def enlarged() -> bytes:
@@ -129,26 +124,19 @@ def lying() -> bytes:
 
 COSTLY: dict[str, Callable[[], bytes]] = {
     "loop": lambda: loop(10**12),
-    "function": function,
-    "another domain": lambda: graph(
-        [helper.make_node("Twice", ["start"], ["extra"], domain="strange.domain")],
-        {"start": np.zeros(1, np.float32)},
-    ),
+    "function": lambda: function(twice()),
+    "another domain": function,
     "Resize": enlarged,
 }
 
 
-@pytest.fixture(params=sorted(COSTLY))
-def costly(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / "costly.onnx"
-    path.write_bytes(COSTLY[request.param]())
-    return path
-
-
-def test_a_graph_without_bounds_is_refused(costly: Path, bundle: Bundle) -> None:
+@pytest.mark.parametrize("kind", COSTLY)
+def test_a_graph_without_bounds_is_refused(kind: str, bundle: Bundle, tmp_path: Path) -> None:
+    content = COSTLY[kind]()
+    (tmp_path / "costly.onnx").write_bytes(content)
     with pytest.raises(ModelRefusedError, match="trusted=True"):
-        Bundle.from_model(costly, **FACTS)
-    forge(bundle, "model.onnx", costly.read_bytes())
+        Bundle.from_model(tmp_path / "costly.onnx", **FACTS)
+    forge(bundle, "model.onnx", content)
     for name in GRAPH_BACKENDS:
         with pytest.raises(ModelRefusedError, match="trusted=True"):
             Bundle.load(bundle.path).backend(name)
@@ -168,26 +156,19 @@ def test_a_loop_of_someone_trusted_runs(bundle: Bundle, name: str, tmp_path: Pat
     Bundle.load(tmp_path / "saved", trusted=True).backend(name).close()
 
 
-@pytest.mark.parametrize("name", GRAPH_BACKENDS)
-def test_what_claims_to_be_large_is_not_made_large(bundle: Bundle, name: str) -> None:
+def test_what_claims_to_be_large_is_not_made_large(bundle: Bundle) -> None:
     forge(bundle, "model.onnx", lying())
     with pytest.raises(ModelCorruptError, match="does not match the number of elements"):
-        Bundle.load(bundle.path).backend(name)
+        Bundle.load(bundle.path).backend()
 
 
-@pytest.mark.parametrize("name", GRAPH_BACKENDS)
-def test_weights_in_another_file_are_not_read(bundle: Bundle, name: str) -> None:
-    model = onnx.load(bundle.path / "model.onnx")
-    onnx.save(
-        model,
-        bundle.path / "model.onnx",
-        save_as_external_data=True,
-        location="secret.data",
-        size_threshold=0,
-    )
-    forge(bundle, "model.onnx", (bundle.path / "model.onnx").read_bytes())
+def test_weights_in_another_file_are_not_read(bundle: Bundle) -> None:
+    path = bundle.path / "model.onnx"
+    external = {"save_as_external_data": True, "location": "secret.data", "size_threshold": 0}
+    onnx.save(onnx.load(path), path, **external)
+    forge(bundle, "model.onnx", path.read_bytes())
     with pytest.raises(ModelRefusedError, match="external data"):
-        Bundle.load(bundle.path).backend(name)
+        Bundle.load(bundle.path).backend()
 
 
 def test_an_openvino_ir_is_refused_with_the_way_out(bundle: Bundle, tmp_path: Path) -> None:
@@ -196,15 +177,9 @@ def test_an_openvino_ir_is_refused_with_the_way_out(bundle: Bundle, tmp_path: Pa
     for read in (Bundle.from_model, Bundle.from_encoder):
         with pytest.raises(ConfigError, match=r"OpenVINO IR.*export the network as ONNX"):
             read(path)
-    for content in (b"<?xml version='1.0'?><net name='n' version='11'/>", b"<net/>"):
-        forge(bundle, "model.onnx", content)
-        with pytest.raises(ModelCorruptError, match="Expected an ONNX file"):
-            Bundle.load(bundle.path).backend()
-    rewrite(
-        bundle, lambda spec: spec["files"].update({"model.xml": spec["files"].pop("model.onnx")})
-    )
-    with pytest.raises(BundleError, match=r"Expected model\.onnx.*network as ONNX"):
-        Bundle.load(bundle.path)
+    forge(bundle, "model.onnx", b"<?xml version='1.0'?><net name='n' version='11'/>")
+    with pytest.raises(ModelCorruptError, match="Expected an ONNX file"):
+        Bundle.load(bundle.path).backend()
 
 
 def ir_of_another_network() -> bytes:
@@ -243,11 +218,10 @@ def test_a_network_that_is_a_file_of_another_kind_too_is_the_onnx_that_was_check
         "    with bundle.backend(name) as backend:\n"
         "        print(backend.infer(images).tolist())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    for line in done.stdout.splitlines():
+    lines = run_python(code).splitlines()
+    assert len(lines) == len(GRAPH_BACKENDS)
+    for line in lines:
         np.testing.assert_allclose(json.loads(line), expected_logits(golden_images()), atol=1e-4)
-    assert len(done.stdout.splitlines()) == len(GRAPH_BACKENDS)
 
 
 def seeing(*nodes: Any, **constants: Any) -> Callable[[], bytes]:
@@ -316,6 +290,7 @@ def test_golden_frames_that_change_after_loading_are_not_used(bundle: Bundle) ->
 
 
 def test_a_pinned_bundle_is_that_one_or_refused(bundle: Bundle) -> None:
+    """Every file of it, even without verify."""
     pin = (bundle.path / "bundle.sha256").read_text().strip()
     assert Bundle.load(bundle.path, sha256=pin) == Bundle.load(bundle.path, sha256=pin.upper())
     assert Bundle.load(bundle.path).sha256 == pin
@@ -326,15 +301,11 @@ def test_a_pinned_bundle_is_that_one_or_refused(bundle: Bundle) -> None:
         Bundle.load(bundle.path, sha256=pin)
     with pytest.raises(BundleEditedError, match=r"Expected 'abc'.*copy all 64 digits"):
         Bundle.load(bundle.path, sha256="abc")
-
-
-def test_a_pin_checks_every_file_even_without_verify(bundle: Bundle) -> None:
-    pin = bundle.sha256
+    pin = Bundle.load(bundle.path).sha256
     (bundle.path / "golden.npz").write_bytes(b"other")
     Bundle.load(bundle.path, verify=False)
     with pytest.raises(BundleEditedError, match=r"golden\.npz"):
         Bundle.load(bundle.path, verify=False, sha256=pin)
-    assert hashlib.sha256((bundle.path / "bundle.json").read_bytes()).hexdigest() == pin
 
 
 def test_files_that_are_large_together_are_not_hashed(bundle: Bundle) -> None:

@@ -35,31 +35,38 @@ INFO = {
 }
 
 
-def test_a_foreign_network_runs_with_explicit_arguments(tmp_path: Path) -> None:
-    path = network(tmp_path / "foreign.onnx", float_input=True)
-    bundle = Bundle.from_model(
-        path, labels=("failure", "success"), success_label="success", mean=MEAN, std=STD
-    )
-    assert (bundle.spec.image.height, bundle.spec.image.width) == (HEIGHT, WIDTH)
-    assert bundle.spec.image.layout == "NCHW"
-    assert bundle.spec.output == "logits"
-    images = golden_images()
-    for name in ("openvino", "onnxruntime"):
-        with bundle.backend(name) as backend:
-            assert np.allclose(backend.infer(images), expected_logits(images), atol=1e-4)
+# Trusted, or each network is tried in a child; the first test is of one that is not.
+ARGUMENTS: dict[str, Any] = {
+    "labels": ("failure", "success"), "success_label": "success", "mean": MEAN, "std": STD,
+    "trusted": True,
+}  # fmt: skip
 
 
-def test_a_bgr_network_is_given_rgb(tmp_path: Path) -> None:
-    path = network(tmp_path / "bgr.onnx", float_input=True, weights=WEIGHTS[::-1])
-    bundle = Bundle.from_model(
-        path, labels=("failure", "success"), success_label="success", color_order="BGR",
-        mean=MEAN[::-1], std=STD[::-1],
-    )  # fmt: skip
+def check(bundle: Bundle, near: float = 1e-4) -> None:
+    """Compare what both runtimes give with the network's own logits."""
     images = golden_images()
     for name in ("openvino", "onnxruntime"):
         with bundle.backend(name) as backend:
             found = backend.infer(bundle.prepare(images))
-            assert np.allclose(found, expected_logits(images), atol=1e-4)
+            np.testing.assert_allclose(found, expected_logits(images), atol=near)
+
+
+@pytest.mark.parametrize("order", ["RGB", "BGR"])
+def test_a_foreign_network_runs_with_explicit_arguments(tmp_path: Path, order: Any) -> None:
+    way = -1 if order == "BGR" else 1
+    path = network(tmp_path / "foreign.onnx", float_input=True, weights=WEIGHTS[::way])
+    facts = {
+        **ARGUMENTS,
+        "trusted": False,
+        "color_order": order,
+        "mean": MEAN[::way],
+        "std": STD[::way],
+    }
+    bundle = Bundle.from_model(path, **facts)
+    assert (bundle.spec.image.height, bundle.spec.image.width) == (HEIGHT, WIDTH)
+    assert bundle.spec.image.layout == "NCHW"
+    assert bundle.spec.output == "logits"
+    check(bundle)
 
 
 def test_model_info_is_read(tmp_path: Path) -> None:
@@ -84,29 +91,33 @@ def test_missing_facts_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("outputs", "arguments", "message"),
     [
-        ({"labels": ("a", "b", "c")}, "2 outputs"),
-        ({"success_label": "won"}, "one of failure, success"),
-        ({"threshold": 3.0}, "threshold is 3.0.*less than or equal to 1"),
+        (2, {"labels": ("a", "b", "c")}, "2 outputs"),
+        (2, {"success_label": "won"}, "one of failure, success"),
+        (2, {"threshold": 3.0}, "threshold is 3.0.*less than or equal to 1"),
+        (2, {"output": "logit"}, "Expected one output for 'logit'"),
+        (1, {"labels": ("success",)}, "has one output, but there are 1 labels"),
     ],
 )
 def test_contradicting_arguments_are_refused(
-    tmp_path: Path, arguments: dict[str, Any], message: str
+    tmp_path: Path, outputs: int, arguments: dict[str, Any], message: str
 ) -> None:
-    path = network(tmp_path / "foreign.onnx", float_input=True)
-    base: dict[str, Any] = {
-        "labels": ("failure", "success"), "success_label": "success", "mean": MEAN, "std": STD,
-    }  # fmt: skip
+    path = network(tmp_path / "foreign.onnx", float_input=True, weights=WEIGHTS[:, :outputs])
     with pytest.raises(ConfigError, match=message):
-        Bundle.from_model(path, **(base | arguments))
+        Bundle.from_model(path, **(ARGUMENTS | arguments))
 
 
-def test_a_uint8_network_cannot_want_bgr(model: Path) -> None:
-    with pytest.raises(ConfigError, match="channel reversal inside the graph"):
-        Bundle.from_model(model, labels=("a", "b"), success_label="b", color_order="BGR")
-    bundle = Bundle.from_model(model, labels=("a", "b"), success_label="b")
-    assert bundle.spec.image.in_graph
+def test_what_a_uint8_network_would_not_apply_is_refused(model: Path) -> None:
+    facts: dict[str, Any] = {"labels": ("a", "b"), "success_label": "b", "trusted": True}
+    for given, message in (
+        ({"color_order": "BGR"}, "channel reversal inside the graph"),
+        ({"mean": MEAN, "std": STD}, "uint8 images, so mean, std would never be applied"),
+        ({"scale": 1.0}, "uint8 images, so scale would never be applied"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Bundle.from_model(model, **facts, **given)
+    assert Bundle.from_model(model, **facts).spec.image.in_graph
 
 
 def test_files_that_are_no_models(tmp_path: Path) -> None:
@@ -127,9 +138,7 @@ def test_a_foreign_network_becomes_a_bundle(tmp_path: Path) -> None:
     saved = foreign.save(tmp_path / "saved", golden_images())
     assert Bundle.load(tmp_path / "saved") == saved
     assert dataclasses.replace(saved.spec, files={}) == foreign.spec
-    with saved.backend("openvino") as backend:
-        found = backend.infer(golden_images())
-    assert np.allclose(found, expected_logits(golden_images()), atol=1e-4)
+    check(saved)
     with pytest.raises(ConfigError, match="saved already"):
         saved.save(tmp_path / "again", golden_images())
 
@@ -137,14 +146,11 @@ def test_a_foreign_network_becomes_a_bundle(tmp_path: Path) -> None:
 ONE = WEIGHTS[:, 1:] - WEIGHTS[:, :1]
 
 
-@pytest.mark.parametrize("success", ["failure", "success"])
-@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize(("sigmoid", "success"), [(False, "failure"), (True, "success")])
 def test_one_output_is_for_the_second_label(tmp_path: Path, sigmoid: bool, success: str) -> None:
     """One logit that is the difference of two gives the very probabilities of the two."""
     path = network(tmp_path / "one.onnx", float_input=True, weights=ONE, sigmoid=sigmoid)
-    bundle = Bundle.from_model(
-        path, labels=("failure", "success"), success_label=success, mean=MEAN, std=STD
-    )
+    bundle = Bundle.from_model(path, **{**ARGUMENTS, "success_label": success})
     assert bundle.spec.output == ("probability" if sigmoid else "logit")
     images = golden_images()
     powers = np.exp(expected_logits(images).astype(np.float64))
@@ -157,28 +163,9 @@ def test_one_output_is_for_the_second_label(tmp_path: Path, sigmoid: bool, succe
             assert np.allclose(classifier.probability(images), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("weights", "given", "words"),
-    [
-        (ONE, {"labels": ("success",)}, "has one output, but there are 1 labels"),
-        (WEIGHTS, {"output": "logit"}, "Expected one output for 'logit'"),
-    ],
-)
-def test_a_head_that_does_not_fit_its_labels_is_refused(
-    tmp_path: Path, weights: np.ndarray, given: dict[str, Any], words: str
-) -> None:
-    path = network(tmp_path / "one.onnx", float_input=True, weights=weights)
-    arguments = {"labels": ("failure", "success"), "success_label": "success"} | given
-    with pytest.raises(ConfigError, match=words):
-        Bundle.from_model(path, mean=MEAN, std=STD, **arguments)
-
-
 def test_a_logit_called_a_probability_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     path = network(tmp_path / "one.onnx", float_input=True, weights=3 * ONE)
-    bundle = Bundle.from_model(
-        path, labels=("failure", "success"), success_label="success", mean=MEAN, std=STD,
-        output="probability",
-    )  # fmt: skip
+    bundle = Bundle.from_model(path, **ARGUMENTS, output="probability")
     with Classifier(bundle) as classifier, pytest.raises(OutputError, match="say output='logit'"):
         classifier.probability(golden_images())
 
@@ -211,10 +198,6 @@ def behind(*nodes: tuple[Any, ...], **constants: Any) -> Callable[[Any], None]:
     return change
 
 
-ARGUMENTS: dict[str, Any] = {
-    "labels": ("failure", "success"), "success_label": "success", "mean": MEAN, "std": STD,
-}  # fmt: skip
-F32, F64 = 1, 11
 LAST: dict[str, Callable[[Any], None]] = {
     "Identity": behind(("Identity", "p", "y", {})),
     "Clip": behind(("Clip", "plh", "y", {}), l=np.float32(0), h=np.float32(1)),
@@ -223,8 +206,10 @@ LAST: dict[str, Callable[[Any], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("sigmoid", [False, True], ids=["softmax", "sigmoid"])
-@pytest.mark.parametrize("name", LAST)
+@pytest.mark.parametrize(
+    ("name", "sigmoid"),
+    [("Identity", True), ("Clip", False), ("Concat", False), ("Concat", True), ("1 - p", True)],
+)
 def test_probabilities_are_recognised_behind_operators_that_pass_them_on(
     tmp_path: Path, name: str, sigmoid: bool
 ) -> None:
@@ -267,16 +252,6 @@ def test_what_may_be_probabilities_is_asked_for(
     assert Bundle.from_model(path, **ARGUMENTS, output=kind).spec.output == kind
 
 
-@pytest.mark.parametrize("given", [{"mean": MEAN, "std": STD}, {"scale": 1.0}])
-def test_a_normalisation_that_a_uint8_network_would_ignore_is_refused(
-    model: Path, given: dict[str, Any]
-) -> None:
-    facts = {"labels": ("a", "b"), "success_label": "b"}
-    names = ", ".join(given)
-    with pytest.raises(ConfigError, match=f"uint8 images, so {names} would never be applied"):
-        Bundle.from_model(model, **facts, **given)
-
-
 def of_type(kind: int) -> Callable[[Any], None]:
     """Make the network take numbers of another type, which it converts to float32."""
     from onnx import helper
@@ -284,16 +259,13 @@ def of_type(kind: int) -> Callable[[Any], None]:
     def change(model: Any) -> None:
         first = model.graph.node[0]
         first.input[0] = "float"
-        model.graph.node.insert(0, helper.make_node("Cast", ["images"], ["float"], to=F32))
+        model.graph.node.insert(0, helper.make_node("Cast", ["images"], ["float"], to=1))
         model.graph.input[0].type.tensor_type.elem_type = kind
 
     return change
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["INT8", "DOUBLE", "FLOAT8E4M3FN", "STRING"],
-)
+@pytest.mark.parametrize("kind", ["INT8", "DOUBLE", "STRING"])
 def test_an_input_of_another_type_is_refused(tmp_path: Path, kind: str) -> None:
     import onnx
 
@@ -321,11 +293,7 @@ def test_a_float16_network_gives_the_same_on_both_runtimes(tmp_path: Path) -> No
     import onnx
 
     path = changed(tmp_path / "half.onnx", of_type(onnx.TensorProto.FLOAT16))
-    bundle = Bundle.from_model(path, **ARGUMENTS)
-    images = golden_images()
-    for name in ("openvino", "onnxruntime"):
-        with bundle.backend(name) as backend:
-            assert np.allclose(backend.infer(images), expected_logits(images), atol=2e-2)
+    check(Bundle.from_model(path, **ARGUMENTS), 2e-2)
 
 
 def unsort(model: Any) -> None:
@@ -341,8 +309,4 @@ def older(model: Any) -> None:
 def test_an_unusual_export_runs_where_the_runtimes_run_it(
     tmp_path: Path, change: Callable[[Any], None]
 ) -> None:
-    bundle = Bundle.from_model(changed(tmp_path / "net.onnx", change), **ARGUMENTS)
-    images = golden_images()
-    for name in ("openvino", "onnxruntime"):
-        with bundle.backend(name) as backend:
-            assert np.allclose(backend.infer(images), expected_logits(images), atol=1e-4)
+    check(Bundle.from_model(changed(tmp_path / "net.onnx", change), **ARGUMENTS))

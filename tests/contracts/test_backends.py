@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from onnx import TensorProto, helper
 
-from vinoreward.backends.base import Backend, in_pieces, load_backend
+from vinoreward.backends.base import Backend, load_backend
 from vinoreward.backends.convert import export_onnx
 from vinoreward.backends.network import IMAGENET_MEAN, IMAGENET_STD, NetworkSpec
 from vinoreward.backends.runtime import import_openvino
@@ -133,33 +133,25 @@ def test_outputs_belong_to_the_caller(backend: Backend) -> None:
     assert not np.array_equal(backend.infer(make_images(1, seed=1)), first)
 
 
-def test_input_is_left_alone_and_any_memory_layout_works(backend: Backend) -> None:
+def test_any_memory_layout_works(backend: Backend) -> None:
     batch = make_images(2)
-    before = batch.copy()
-    plain = backend.infer(batch)
-    np.testing.assert_array_equal(batch, before)
     batch.flags.writeable = False
-    np.testing.assert_array_equal(backend.infer(batch), plain)
-    mirrored = np.flip(np.flip(before, 2).copy(), 2)
-    np.testing.assert_array_equal(backend.infer(mirrored), plain)
+    mirrored = np.flip(np.flip(batch, 2).copy(), 2)
+    np.testing.assert_array_equal(backend.infer(mirrored), backend.infer(batch))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (make_images(1).astype(np.float32) / 255, "pass the image as uint8"),
-        (make_images(1)[0], r"image\[None\]"),
-        (make_images(1)[None], "Expected \\(N, 72, 96, 3\\) uint8"),
+def test_wrong_inputs_are_refused(backend: Backend) -> None:
+    one = make_images(1)
+    for wrong, message in (
+        (one.astype(np.float32) / 255, "pass the image as uint8"),
+        (one[0], r"image\[None\]"),
         (make_images(0), "at least 1"),
-        (make_images(1)[:, :71], "size the network was trained on"),
-        (make_images(1).transpose(0, 3, 1, 2), "shape \\(1, 3, 72, 96\\)"),
-        (make_images(1).tolist(), "numpy.asarray"),
-        (None, "NoneType"),
-    ],
-)
-def test_wrong_inputs_are_refused(backend: Backend, wrong: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        backend.infer(wrong)
+        (one[:, :71], "size the network was trained on"),
+        (one.transpose(0, 3, 1, 2), r"shape \(1, 3, 72, 96\)"),
+        (one.tolist(), "numpy.asarray"),
+    ):
+        with pytest.raises(InputError, match=message):
+            backend.infer(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", GRAPH_NAMES)
@@ -167,16 +159,6 @@ def test_nan_from_a_graph_is_an_error(name: str, tmp_path: Path) -> None:
     backend = load_backend(name, tiny_onnx(tmp_path / "nan.onnx", "Sqrt"))
     with pytest.raises(OutputError, match="NaN or infinity for 2 of 2"):
         backend.infer(np.ones((2, 2, 2, 3), np.uint8))
-
-
-def test_nan_from_weights_is_an_error(spec: NetworkSpec, tmp_path: Path) -> None:
-    assert spec.weights is not None
-    state = safetensors.torch.load_file(spec.weights)
-    state["classifier.0.bias"] = torch.tensor([float("nan"), 0.0])
-    safetensors.torch.save_file(state, tmp_path / "nan.safetensors")
-    broken = dataclasses.replace(spec, weights=tmp_path / "nan.safetensors")
-    with pytest.raises(OutputError, match="1 of 1"):
-        load_backend("torch", broken).infer(make_images(1))
 
 
 @pytest.mark.parametrize("name", GRAPH_NAMES)
@@ -187,12 +169,11 @@ def test_output_of_another_shape_is_an_error(name: str, spec: NetworkSpec) -> No
 
 
 @pytest.mark.parametrize("name", GRAPH_NAMES)
-@pytest.mark.parametrize("count", [1, 7])
-def test_a_model_with_a_fixed_batch_takes_any_batch(name: str, count: int, tmp_path: Path) -> None:
+def test_a_model_with_a_fixed_batch_takes_any_batch(name: str, tmp_path: Path) -> None:
     backend = load_backend(name, tiny_onnx(tmp_path / "fixed.onnx", "Identity", batch=3))
-    batch = np.arange(count * 12, dtype=np.uint8).reshape(count, 2, 2, 3)
+    batch = np.arange(7 * 12, dtype=np.uint8).reshape(7, 2, 2, 3)
     np.testing.assert_array_equal(
-        backend.infer(batch), -1.0 - batch.reshape(count, 12).astype(np.float32)
+        backend.infer(batch), -1.0 - batch.reshape(7, 12).astype(np.float32)
     )
 
 
@@ -214,24 +195,6 @@ def test_pickle_and_copy_before_and_after_use(backend: Backend) -> None:
     for other in (early, late, copy.deepcopy(backend)):
         assert "not loaded" in repr(other)
         np.testing.assert_array_equal(other.infer(batch), result)
-
-
-@pytest.mark.parametrize("name", GRAPH_NAMES)
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
-def test_a_forked_child_builds_its_own(name: str, spec: NetworkSpec) -> None:
-    backend, batch = load_backend(name, spec), make_images(2)
-    result = backend.infer(batch)
-    context = multiprocessing.get_context("fork")
-    answers = context.SimpleQueue()
-    child = context.Process(target=infer_in_child, args=(backend, batch, answers))
-    with warnings.catch_warnings():
-        # Python 3.12 warns about forking a process with threads: that is what is tested.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    np.testing.assert_allclose(answers.get(), result, atol=1e-5)
-    np.testing.assert_array_equal(backend.infer(batch), result)
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
@@ -261,17 +224,6 @@ def test_fork_waits_for_an_inference_of_another_thread(spec: NetworkSpec) -> Non
         thread.join()
 
 
-@pytest.mark.slow
-def test_a_spawned_child_builds_its_own(spec: NetworkSpec) -> None:
-    batch = make_images(2)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        for name in NAMES:
-            backend = load_backend(name, spec)
-            result = backend.infer(batch)
-            np.testing.assert_allclose(pool.apply(backend.infer, (batch,)), result, atol=1e-5)
-
-
 def test_two_threads_get_their_own_answers(backend: Backend) -> None:
     batches = [make_images(1, seed=seed) for seed in range(2)]
     right = [backend.infer(batch) for batch in batches]
@@ -291,19 +243,6 @@ def test_two_threads_get_their_own_answers(backend: Backend) -> None:
     assert wrong == []
 
 
-def compiled(backend: Backend, name: str) -> Any:
-    """Return what OpenVINO says of the compiled network."""
-    (request,) = backend.load()._requests.values()  # type: ignore[attr-defined]
-    return request.compiled.get_property(name)
-
-
-def test_openvino_is_set_up_for_workers(spec: NetworkSpec) -> None:
-    backend = load_backend("openvino", spec)
-    assert compiled(backend, "ENABLE_CPU_PINNING") is False
-    assert compiled(backend, "INFERENCE_PRECISION_HINT").get_type_name() == "f32"
-    assert compiled(backend, "INFERENCE_NUM_THREADS") == 1
-
-
 def test_files_that_are_not_right_are_refused(
     backend: Backend, spec: NetworkSpec, tmp_path: Path
 ) -> None:
@@ -320,44 +259,30 @@ def test_files_that_are_not_right_are_refused(
         load_backend(backend.name, other).load()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [
-        ({"device": "NPU"}, UnknownDeviceError),
-        ({"precision": "fp8"}, ConfigError),
-        ({"threads": 0}, ConfigError),
-    ],
-)
-def test_options_that_cannot_be_are_refused(
-    backend: Backend, spec: NetworkSpec, wrong: dict[str, Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        load_backend(backend.name, spec, **wrong).load()
-
-
-def test_an_unknown_backend_is_refused_with_the_names_of_the_others(spec: NetworkSpec) -> None:
+def test_options_that_cannot_be_are_refused(backend: Backend, spec: NetworkSpec) -> None:
+    with pytest.raises(UnknownDeviceError):
+        load_backend(backend.name, spec, device="NPU").load()
+    with pytest.raises(ConfigError, match="precision"):
+        load_backend(backend.name, spec, precision="fp8")
+    with pytest.raises(ConfigError, match="threads"):
+        load_backend(backend.name, spec, threads=0)
     with pytest.raises(UnknownBackendError, match="onnxruntime, openvino, torch"):
         load_backend("tensorflow", spec)
 
 
-def test_int8_and_bf16_only_where_they_are_real(spec: NetworkSpec) -> None:
+def test_precisions_and_networks_run_only_where_they_are_real(spec: NetworkSpec) -> None:
     with pytest.raises(ConfigError, match="int8"):
         load_backend("torch", spec, precision="int8")
     with pytest.raises(ConfigError, match="bf16"):
         load_backend("onnxruntime", spec, precision="bf16")
-    offered = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    backend = load_backend("openvino", spec, precision="bf16")
-    if "BF16" in offered:
-        assert compiled(backend, "INFERENCE_PRECISION_HINT").get_type_name() == "bf16"
-    else:
-        with pytest.raises(ConfigError, match="emulate"):
-            backend.load()
-
-
-def test_a_bare_onnx_cannot_run_on_torch(spec: NetworkSpec) -> None:
     bare = dataclasses.replace(spec, architecture=None, weights=None)
     with pytest.raises(ConfigError, match="backend='openvino'"):
         load_backend("torch", bare).load()
+    offered = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    backend = load_backend("openvino", spec, precision="bf16")
+    if "BF16" not in offered:
+        with pytest.raises(ConfigError, match="emulate"):
+            backend.load()
 
 
 @pytest.mark.parametrize("name", GRAPH_NAMES)
@@ -367,19 +292,6 @@ def test_a_description_that_is_not_the_networks(name: str, spec: NetworkSpec) ->
         load_backend(name, other).load()
     with pytest.raises(ConfigError, match="output"):
         load_backend(name, dataclasses.replace(spec, output_index=1)).load()
-
-
-def test_pieces_cover_every_item_once() -> None:
-    for count in range(1, 70):
-        sizes: list[int] = []
-
-        def run(piece: np.ndarray, sizes: list[int] = sizes) -> np.ndarray:
-            sizes.append(len(piece))
-            return piece
-
-        found = in_pieces(np.arange(count), (16, 4, 1), run)
-        np.testing.assert_array_equal(found, np.arange(count))
-        assert sum(sizes) == count and set(sizes) <= {16, 4, 1}
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from toy_environments import HEIGHT, WIDTH, Corridor, save_toy_bundle
+from toy_environments import HEIGHT, WIDTH, Corridor
 
 from vinoreward import LearnedReward
 from vinoreward.bundles.bundle import Bundle
@@ -59,11 +59,6 @@ class Camera:
         image[:, int(WIDTH * float(observation[1])) % WIDTH, 2] = 200
         self.shown.append(image)
         return image
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
 
 
 class Driver:

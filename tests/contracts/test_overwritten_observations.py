@@ -10,41 +10,26 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
-from reward_rollouts import (
-    ENVS,
-    SEED,
-    actions_of,
-    assert_same,
-    one_after_another,
-    sb3_rollout,
-    vector_rollout,
-)
+from reward_rollouts import ENVS, assert_same, assert_same_sb3, sb3_singles, singles
 from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import (
     HEIGHT,
     WIDTH,
     Corridor,
-    save_toy_bundle,
 )
 
 from vinoreward import (
-    LearnedReward,
     VecLearnedReward,
     VectorLearnedReward,
 )
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, InputError
 
-MODES = list(AutoresetMode)
-
 
 class OneBuffer(gym.Wrapper[Any, Any, Any, Any]):
-    """Returns its observations in the same memory, as a view of it where ``views``."""
+    """Returns its observations as views of the same memory."""
 
-    def __init__(self, env: gym.Env[Any, Any], views: bool = False) -> None:
-        super().__init__(env)
-        self.views = views
-        self.memory: Any = None
+    memory: Any = None
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(**arguments)
@@ -55,68 +40,27 @@ class OneBuffer(gym.Wrapper[Any, Any, Any, Any]):
         return self._put(observation), *others
 
     def _put(self, observation: Any) -> Any:
-        found = observation["image"] if isinstance(observation, dict) else observation
         if self.memory is None:
-            self.memory = np.zeros_like(found)
-        self.memory[...] = found
-        shown = self.memory[:] if self.views else self.memory
-        return {**observation, "image": shown} if isinstance(observation, dict) else shown
+            self.memory = np.zeros_like(observation["image"])
+        self.memory[...] = observation["image"]
+        return {**observation, "image": self.memory[:]}
 
 
-def corridor(
-    kind: str = "image", views: bool = False, first_cells: Any = (1, 2, 3, 4, 5, 6)
-) -> gym.Env[Any, Any]:
-    return OneBuffer(Corridor(kind, first_cells=first_cells), views)
+def corridor() -> gym.Env[Any, Any]:
+    return OneBuffer(Corridor("dict"))
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
-
-
-def test_a_success_at_the_end_is_not_scored_by_the_next_image(bundle: Bundle) -> None:
-    """From cell 6 one step to the end: the image of cell 7, not one of cell 2, is paid."""
-    options: dict[str, Any] = {"image_source": "obs", "terminate_on_success": False}
-    cells = functools.partial(corridor, first_cells=(6,))
-    end, start = (1 / (1 + np.exp(-20 * (round(255 * c / 7) / 255 - 0.7))) for c in (7, 6))
-    same = SyncVectorEnv([cells], autoreset_mode=AutoresetMode.SAME_STEP)
-    vector = VectorLearnedReward(same, bundle, **options)
-    vector.reset(seed=0)
-    _, _, terminated, _, infos = vector.step(np.array([1]))
-    assert terminated[0]
-    assert infos["reward_prob"][0] == pytest.approx(end, abs=1e-5) != pytest.approx(start, abs=1e-5)
-    vector.close()
-    sb3 = VecLearnedReward(DummyVecEnv([cells]), bundle, **options)
-    sb3.reset()
-    _, _, dones, found = sb3.step(np.array([1]))
-    assert dones[0] and found[0]["reward_prob"] == pytest.approx(end, abs=1e-5)
-    assert found[0]["terminal_observation"][0, 0, 0] == 255
-    sb3.close()
-
-
-@pytest.mark.parametrize("kind", ["image", "dict"])
-@pytest.mark.parametrize("form", ["single", "sb3", *(mode.name for mode in MODES)])
-def test_every_form_in_this_process_is_right(bundle: Bundle, form: str, kind: str) -> None:
-    source = {"image": "obs", "dict": "obs:image"}[kind]
-    options: dict[str, Any] = {"image_source": source, "reward_mode": "potential"}
-    expected = one_after_another(bundle, {"observation": kind}, **options)
-    make = functools.partial(corridor, kind, True)
-    if form == "single":
-        env = LearnedReward(make(), bundle, **options)
-        env.reset(seed=SEED)
-        for action, transition in zip(actions_of(0), expected[0], strict=True):
-            _, reward, terminated, truncated, info = env.step(action)
-            assert float(reward) == pytest.approx(transition.reward, abs=1e-5)
-            assert info["reward_prob"] == pytest.approx(transition.probability, abs=1e-6)
-            if terminated or truncated:
-                env.reset()
-    elif form == "sb3":
-        assert_same(
-            sb3_rollout(VecLearnedReward(DummyVecEnv([make] * ENVS), bundle, **options)), expected
-        )
+@pytest.mark.parametrize("form", ["sb3", *AutoresetMode], ids=str)
+def test_every_form_in_this_process_is_right(bundle: Bundle, form: Any) -> None:
+    options: dict[str, Any] = {"image_source": "obs:image", "reward_mode": "potential"}
+    env = {"observation": "dict"}
+    if form == "sb3":
+        ours = VecLearnedReward(DummyVecEnv([corridor] * ENVS), bundle, **options)
+        assert_same_sb3(ours, sb3_singles(bundle, env, **options))
     else:
-        inner = SyncVectorEnv([make] * ENVS, autoreset_mode=AutoresetMode[form])
-        assert_same(vector_rollout(VectorLearnedReward(inner, bundle, **options)), expected)
+        inner = SyncVectorEnv([corridor] * ENVS, autoreset_mode=form)
+        vector = VectorLearnedReward(inner, bundle, **options)
+        assert_same(vector, singles(form, bundle, env, **options))
 
 
 class Native(VectorEnv[Any, Any, Any]):

@@ -15,7 +15,6 @@ from toy_environments import (
     HEIGHT,
     WIDTH,
     save_toy_bundle,
-    save_toy_encoder,
     save_toy_encoder_network,
     save_toy_network,
 )
@@ -85,16 +84,14 @@ def rollout(env: gym.Env[Any, Any]) -> list[tuple[float, bool, float]]:
     return found
 
 
-@pytest.mark.parametrize("way", ["spec", "json"])
-def test_every_argument_is_made_again(tmp_path: Path, way: str) -> None:
-    bundle = save_toy_bundle(tmp_path / "toy")
+def test_every_argument_is_made_again(bundle: Bundle) -> None:
     assert set(EVERY_ARGUMENT) == set(inspect.signature(LearnedReward).parameters) - {
         "env",
         "bundle",
     }
     inner = gym.make("ToyCorridor-v0", observation="image")
     env = LearnedReward(inner, bundle, **EVERY_ARGUMENT)
-    again = made_again(env, way)
+    again = made_again(env, "json")
     assert isinstance(again, LearnedReward)
     assert again.spec == env.spec
     assert again.classifier.threshold == 0.99
@@ -128,32 +125,15 @@ def test_a_bundle_is_found_again(
     assert rollout(again) == rollout(env)
 
 
-def test_an_installed_bundle_keeps_its_name() -> None:
-    env = LearnedReward(
-        gym.make("ToyCamera-v0", observation="vector"),
-        "panda-hover-classifier",
-        image_source=lambda env, observation: np.zeros((96, 128, 3), np.uint8),
-    )
-    assert env.spec is not None
-    assert env.spec.additional_wrappers[-1].kwargs is not None
-    assert env.spec.additional_wrappers[-1].kwargs["bundle"] == "panda-hover-classifier"
-    env.close()
-
-
-@pytest.mark.parametrize(("kind", "way"), [("saved", "spec"), ("model", "json")])
-def test_an_encoder_is_made_again(tmp_path: Path, kind: str, way: str) -> None:
-    bundle = (
-        save_toy_encoder(tmp_path / "toy")
-        if kind == "saved"
-        else foreign_encoder(tmp_path / "foreign.onnx")
-    )
+def test_an_encoder_is_made_again(tmp_path: Path) -> None:
+    bundle = foreign_encoder(tmp_path / "foreign.onnx")
     env = EncodedObservation(
         gym.make("ToyCamera-v0", observation="dict"),
         bundle,
         keep=("joints",),
         frame_stack=2,
     )
-    again = made_again(env, way)
+    again = made_again(env, "json")
     assert isinstance(again, EncodedObservation) and again.encoder.bundle == bundle
     assert again.observation_space == env.observation_space
     for one, other in zip(env.reset(seed=5), again.reset(seed=5), strict=True):
@@ -171,22 +151,9 @@ def test_what_is_gone_is_said_in_one_sentence(tmp_path: Path) -> None:
         made_again(env, "json")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {},
-        {"model": "x.onnx", "spec": 3},
-        {"model": "x.onnx", "spec": {}, "more": 1},
-    ],
-    ids=str,
-)
-def test_a_recipe_that_says_too_little_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(BundleError):
-        resolve_bundle(wrong)
-
-
-def test_a_recipe_claims_no_files(tmp_path: Path) -> None:
-    saved = save_toy_bundle(tmp_path / "toy")
-    recipe = {"model": str(saved.path / "model.onnx"), "spec": saved.spec.to_dict()}
+def test_a_recipe_claims_no_files(bundle: Bundle) -> None:
+    recipe = {"model": str(bundle.path / "model.onnx"), "spec": bundle.spec.to_dict()}
     with pytest.raises(ModelNotFoundError, match="folder"):
         resolve_bundle(recipe)
+    with pytest.raises(BundleError, match="name is missing"):
+        resolve_bundle({"model": "x.onnx", "spec": {}, "more": 1})

@@ -9,18 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from reward_rollouts import (
-    ENVS,
-    SEED,
-    actions_of,
-    assert_same,
-    one_after_another,
-    sync,
-    vector_rollout,
-)
+from reward_rollouts import ENVS, SEED, actions_of, assert_same, singles, sync
 from toy_environments import (
     Corridor,
-    save_toy_bundle,
     save_views_bundle,
     views_log_odds,
 )
@@ -29,10 +20,7 @@ from vinoreward import LearnedReward, VectorLearnedReward
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, ImageMismatchError
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "goes-on-after-success": {"terminate_on_success": False},
-    "potential": {"reward_mode": "potential", "gamma": 0.9},
-}
+OPTIONS: dict[str, Any] = {"reward_mode": "potential", "gamma": 0.9}
 CAMERAS = {"observation": "cameras"}
 
 
@@ -41,17 +29,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return save_views_bundle(tmp_path_factory.mktemp("bundle") / "views")
 
 
-@pytest.fixture(scope="module")
-def oracles(bundle: Bundle) -> dict[str, Any]:
-    """What single environments give, by the name of the options."""
-    return {name: one_after_another(bundle, CAMERAS, **OPTIONS[name]) for name in OPTIONS}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_the_views_are_of_their_cameras_steps_and_episode(bundle: Bundle, name: str) -> None:
+def test_the_views_are_of_their_cameras_steps_and_episode(bundle: Bundle) -> None:
     """The oracle of the others, against the environment's own record of its cells."""
     ends: dict[bool, int] = defaultdict(int)
-    env = LearnedReward(Corridor(**CAMERAS), bundle, **OPTIONS[name])
+    env = LearnedReward(Corridor(**CAMERAS), bundle, **OPTIONS)
     for index in range(ENVS):
         env.reset(seed=SEED + index)
         cells = [env.unwrapped.cell]
@@ -81,12 +62,10 @@ def draw_front(env: Any, observation: Any) -> Any:
     ],
     ids=["tuple", "mapping", "function"],
 )
-def test_sources_are_given_in_order_or_by_name(
-    bundle: Bundle, oracles: dict[str, Any], given: Any
-) -> None:
+def test_sources_are_given_in_order_or_by_name(bundle: Bundle, given: Any) -> None:
     envs = sync(AutoresetMode.SAME_STEP, **CAMERAS)
-    form = VectorLearnedReward(envs, bundle, image_source=given, **OPTIONS["potential"])
-    assert_same(vector_rollout(form), oracles["potential"])
+    form = VectorLearnedReward(envs, bundle, image_source=given, **OPTIONS)
+    assert_same(form, singles(AutoresetMode.SAME_STEP, bundle, CAMERAS, **OPTIONS))
 
 
 @pytest.mark.parametrize(
@@ -114,33 +93,13 @@ def test_a_view_of_another_size_is_refused_and_names_its_camera(bundle: Bundle) 
         env.reset(seed=0)
 
 
-def test_each_view_is_resized_by_itself(tmp_path: Path, oracles: dict[str, Any]) -> None:
-    bundle = save_views_bundle(tmp_path / "views", resize="pil_bilinear")
+def test_each_view_is_resized_by_itself(tmp_path: Path, bundle: Bundle) -> None:
+    resizes = save_views_bundle(tmp_path / "views", resize="pil_bilinear")
 
     def large(env: Any, observation: Any) -> Any:
         return observation["front"].repeat(3, axis=0).repeat(2, axis=1)
 
     envs = sync(AutoresetMode.DISABLED, **CAMERAS)
     given = (large, "obs:wrist")
-    form = VectorLearnedReward(envs, bundle, image_source=given, **OPTIONS["potential"])
-    assert_same(vector_rollout(form), oracles["potential"])
-
-
-def test_a_bundle_of_several_cameras_wants_the_tiled_image(bundle: Bundle) -> None:
-    with pytest.raises(ImageMismatchError, match=r"16 x 8.*3 views.*6 \(front\), 4 \(wrist\)"):
-        bundle.prepare(np.zeros((1, 6, 8, 3), np.uint8))
-
-
-@pytest.mark.parametrize("kind", ["grey", "grey_first"])
-def test_grey_images_become_rgb(tmp_path: Path, kind: str) -> None:
-    """The toy's network reads red, which is grey's own value; blue does not matter to it."""
-    bundle = save_toy_bundle(tmp_path / "toy")
-    found = []
-    for observation in ("image", kind):
-        envs = sync(AutoresetMode.SAME_STEP, observation=observation)
-        form = VectorLearnedReward(envs, bundle, image_source="obs", reward_mode="potential")
-        found.append(vector_rollout(form))
-        for one in found[-1]:
-            for transition in one:
-                transition.observation = None
-    assert_same(*found)
+    form = VectorLearnedReward(envs, resizes, image_source=given, **OPTIONS)
+    assert_same(form, singles(AutoresetMode.DISABLED, bundle, CAMERAS, **OPTIONS))

@@ -6,10 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import camera_threads
 import numpy as np
 import pytest
-from bullet_references import fallen_object
 from hover_images import scenes
 from task_runs import run_python
 
@@ -20,8 +18,6 @@ from vinoreward_envs.camera.spec import (
     Camera,
     CameraSpec,
     camera_eye,
-    projection_matrix,
-    view_matrix,
 )
 from vinoreward_envs.objects import object_rest_pose
 from vinoreward_envs.scene import make_camera
@@ -117,39 +113,10 @@ def test_a_batch_is_its_scenes_one_by_one_in_any_camera() -> None:
     assert np.array_equal(batch, single)
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"height": 0}, "height 0"),
-        ({"width": 5000}, "width 5000"),
-        ({"renderer": "gpu"}, "camera='gpu'"),
-        ({"mesh": "5"}, "mesh='5'"),
-    ],
-)
-def test_an_image_that_cannot_be_is_refused(fields: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        CameraSpec(**fields)
-
-
 def test_the_specification_that_travels_leaves_the_renderer_out() -> None:
     assert CameraSpec(renderer="tiny").as_dict() == CameraSpec(renderer="fast").as_dict()
     assert CameraSpec(mesh="full").as_dict() != CameraSpec(mesh="20").as_dict()
     assert CameraSpec(height=64).as_dict() != CameraSpec().as_dict()
-
-
-@pytest.mark.pybullet
-def test_the_camera_is_pybullets() -> None:
-    import pybullet as bullet
-
-    view = bullet.computeViewMatrixFromYawPitchRoll(
-        c.CAMERA_TARGET, c.CAMERA_DISTANCE, c.CAMERA_YAW, c.CAMERA_PITCH, 0.0, 2
-    )
-    projection = bullet.computeProjectionMatrixFOV(
-        c.CAMERA_FOV, 128 / 96, c.CAMERA_NEAR, c.CAMERA_FAR
-    )
-    theirs = np.reshape(view, (4, 4)).T
-    assert np.allclose(view_matrix(), theirs, atol=1e-6)
-    assert np.allclose(projection_matrix(96, 128), np.reshape(projection, (4, 4)).T, atol=1e-5)
 
 
 def test_kernels_that_no_disk_can_keep_are_refused_before_they_are_compiled(
@@ -167,6 +134,27 @@ def test_kernels_that_no_disk_can_keep_are_refused_before_they_are_compiled(
         warp_module()
 
 
+def fallen_object() -> np.ndarray:
+    """Return the ``(4, 4)`` pose in which an object lies that was dropped onto the table."""
+    import pybullet as bullet
+    import pybullet_data
+
+    data = pybullet_data.getDataPath()
+    client = bullet.connect(bullet.DIRECT)
+    bullet.setGravity(0, 0, c.GRAVITY, physicsClientId=client)
+    bullet.loadURDF(f"{data}/{c.TABLE_URDF}", c.TABLE_POSITION, physicsClientId=client)
+    start = (*c.FIXED_OBJECT, 0.10)
+    body = bullet.loadURDF(f"{data}/{c.OBJECT_URDF}", start, physicsClientId=client)
+    for _ in range(1500):
+        bullet.stepSimulation(physicsClientId=client)
+    place, turn = bullet.getBasePositionAndOrientation(body, physicsClientId=client)
+    pose = np.eye(4)
+    pose[:3, :3] = np.reshape(bullet.getMatrixFromQuaternion(turn), (3, 3))
+    pose[:3, 3] = place
+    bullet.disconnect(client)
+    return pose
+
+
 @pytest.mark.pybullet
 def test_the_object_rests_where_pybullet_lets_it_fall() -> None:
     fallen = fallen_object()
@@ -177,6 +165,37 @@ def test_the_object_rests_where_pybullet_lets_it_fall() -> None:
     assert np.abs(np.subtract(fallen[:2, 3], c.FIXED_OBJECT)).max() < 0.005
 
 
+THREADS = """
+import threading
+
+import numpy as np
+
+from vinoreward_envs import constants as c
+from vinoreward_envs.camera.fast import Appearance, FastCamera
+from vinoreward_envs.camera.spec import CameraSpec
+from vinoreward_envs.randomization import DRAWS, LAB
+
+spec, appearance = CameraSpec(24, 32), Appearance(CameraSpec(24, 32), 8)
+appearance.set(np.ones(8, np.bool_), LAB.draw(np.random.default_rng(0).random((8, DRAWS))))
+scenes = np.zeros((8, c.JOINTS)), np.tile(np.eye(4), (8, 1, 1)), np.zeros(8, np.bool_)
+together, images = threading.Barrier(8), {}
+
+def draw(i):
+    together.wait()
+    camera, row = FastCamera(spec, appearance=appearance), np.array([i])
+    images[i] = camera.render_batch(*(each[row] for each in scenes), row)[0]
+
+threads = [threading.Thread(target=draw, args=(i,)) for i in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+again = FastCamera(spec, appearance=appearance).render_batch(*scenes)
+print(sum((images[i] == again[i]).all() for i in range(8)))
+"""
+"""Kernels must not be loaded before, so it runs in a process of its own."""
+
+
 def test_threads_that_need_a_kernel_at_once_load_it_one_by_one() -> None:
     """Warp lets them load it together, and the process dies."""
-    assert run_python(Path(camera_threads.__file__).read_text("utf-8")).strip() == "8"
+    assert run_python(THREADS).strip() == "8"

@@ -43,54 +43,33 @@ def approach(env: gym.Env[Any, Any]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("id_", IDS)
-def test_gymnasium_accepts_it_without_a_warning(id_: str) -> None:
+# SB3 recommends actions within ±1 for every Box; ours are metres, and SAC rescales them itself.
+@pytest.mark.filterwarnings("ignore:.*symmetric and normalized Box action space:UserWarning")
+def test_the_checkers_accept_it_without_a_warning(id_: str) -> None:
     env = make(id_, render_mode="rgb_array")
     # The render check opens a window as well, which only a machine with a display can do.
     gymnasium_check_env(env.unwrapped, skip_render_check=not os.environ.get("DISPLAY"))
-    env.reset(seed=0)
-    image = env.render()
-    assert isinstance(image, np.ndarray)
-    assert (image.shape, image.dtype) == ((96, 128, 3), np.uint8)
-    image[:] = 0
-    assert np.asarray(env.render()).any()
-    env.close()
-
-
-@pytest.mark.parametrize("id_", IDS)
-# SB3 recommends actions within ±1 for every Box; ours are metres, and SAC rescales them itself.
-@pytest.mark.filterwarnings("ignore:.*symmetric and normalized Box action space:UserWarning")
-def test_stable_baselines_accepts_it_without_a_warning(id_: str) -> None:
     env_checker = pytest.importorskip("stable_baselines3.common.env_checker")
-    env = make(id_)
     env_checker.check_env(env.unwrapped)
-    env.close()
-
-
-def test_a_step_costs_one_and_the_tenth_truncates() -> None:
-    env = make()
-    env.reset(seed=0)
-    for step in range(1, 11):
-        _, reward, terminated, truncated, info = env.step(np.zeros(2, np.float32))
-        assert (reward, terminated, truncated) == (-1.0, False, step == 10)
-        assert info.keys() == {"is_success", "true_success", "distance", "refused"}
-    env.close()
-
-
-def test_a_move_out_of_the_workspace_is_refused_and_costs_five() -> None:
-    env = make()
     observation, _ = env.reset(seed=0)
-    moved, reward, _, _, info = env.step(np.array([-0.1, 0.0], np.float32))
-    assert info["refused"]
-    assert reward == -5.0
-    np.testing.assert_array_equal(moved, observation)
+    image: Any = env.render()
+    assert (image.shape, image.dtype) == ((96, 128, 3), np.uint8)
+    assert id_ != "PandaHoverPixels-v0" or (observation == image).all()
     env.close()
 
 
-def test_actions_are_clipped_to_their_bounds() -> None:
-    env: Any = make_env(backend="oracle")
-    before, _ = env.reset(seed=0)
-    after, *_ = env.step(np.array([0.0, 5.0], np.float32))
-    np.testing.assert_allclose(after - before, (0.0, 0.1), atol=1e-5)
+def test_a_step_costs_one_a_move_out_of_the_workspace_five_and_the_tenth_truncates() -> None:
+    env = make()
+    start, _ = env.reset(seed=0)
+    for step in range(1, 11):
+        outwards = step == 1
+        moved, reward, terminated, truncated, info = env.step(
+            np.array([-0.1 * outwards, 0.0], np.float32)
+        )
+        assert (reward, terminated, truncated) == (-5.0 if outwards else -1.0, False, step == 10)
+        assert info.keys() == {"is_success", "true_success", "distance", "refused"}
+        assert info["refused"] is outwards
+        np.testing.assert_allclose(moved, start, atol=1e-6)
     env.close()
 
 
@@ -115,17 +94,6 @@ def test_observations_say_where_the_gripper_and_the_object_are() -> None:
     random.close()
 
 
-def test_pixels_are_the_image_that_is_rendered() -> None:
-    env = make("PandaHoverPixels-v0", render_mode="rgb_array", image_size=(48, 64))
-    observation, _ = env.reset(seed=0)
-    assert observation.shape == (48, 64, 3)
-    assert observation.dtype == np.uint8
-    np.testing.assert_array_equal(env.render(), observation)
-    moved, *_ = env.step(np.array([0.05, 0.1], np.float32))
-    assert (moved != observation).any()
-    env.close()
-
-
 def test_an_episode_can_be_given_its_object_position() -> None:
     env = make()
     env.reset(seed=0, options={"object_position": (0.5, 0.2)})
@@ -140,18 +108,15 @@ def test_an_episode_can_be_given_its_object_position() -> None:
     env.close()
 
 
-@pytest.mark.parametrize("action", [(math.nan, 0.0), (0.0, math.inf), (0.1,), "left"])
-def test_a_broken_action_is_refused(action: Any) -> None:
+def test_a_broken_action_is_refused() -> None:
     env: Any = make_env(backend="oracle")
-    env.reset(seed=0)
-    with pytest.raises(InputError, match="two finite numbers"):
-        env.step(action)
-    env.close()
-
-
-def test_stepping_before_the_first_reset_is_an_error() -> None:
     with pytest.raises(gym.error.ResetNeeded):
-        make_env(backend="oracle").step(np.zeros(2, np.float32))
+        env.step(np.zeros(2, np.float32))
+    env.reset(seed=0)
+    for action in ((math.nan, 0.0), (0.0, math.inf), (0.1,), "left"):
+        with pytest.raises(InputError, match="two finite numbers"):
+            env.step(action)
+    env.close()
 
 
 @pytest.mark.parametrize(
@@ -176,15 +141,6 @@ def test_a_window_without_a_display_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
     with pytest.raises(MissingDisplayError, match="rgb_array"):
         make_env(backend="oracle", render_mode="human")
-
-
-def test_holding_success_takes_that_many_steps() -> None:
-    env: Any = make_env(backend="oracle", object_position=(0.45, 0.0), success_hold_steps=3)
-    env.reset(seed=0)
-    claims = [env.step(np.zeros(2, np.float32))[4] for _ in range(3)]
-    assert [info["is_success"] for info in claims] == [False, False, True]
-    assert all(info["true_success"] for info in claims)
-    env.close()
 
 
 # --- motion, workers ------------------------------------------------------------------------
@@ -222,26 +178,6 @@ def foreign(tmp_path: Path) -> Bundle:
     return brightness_bundle(tmp_path / "brightness.onnx", 48, 64)
 
 
-def test_the_classifier_scores_the_image_and_the_truth_stands_beside_it(foreign: Bundle) -> None:
-    env: Any = make_env(
-        backend="openvino",
-        bundle=foreign,
-        accept_foreign_images=True,
-        observation="pixels",
-        success_threshold=0.5,
-    )
-    observation, info = env.reset(seed=0)
-    assert observation.shape == (48, 64, 3)
-    observation, reward, terminated, _, info = env.step(np.array([0.05, 0.05], np.float32))
-    brightness = observation.mean(axis=(0, 1)).sum() / 255
-    assert info["reward_prob"] == pytest.approx(1 / (1 + np.exp(-brightness)), abs=1e-3)
-    # Bright means success to this network, whatever the simulator knows.
-    assert (info["is_success"], info["true_success"]) == (True, False)
-    assert (reward, terminated) == (100.0, True)
-    env.close()
-
-
-@pytest.mark.pybullet
 def test_a_bundle_of_this_scene_is_held_to_its_whole_image(foreign: Bundle) -> None:
     scene = CameraSpec(height=48, width=64, mesh="full").as_dict()
     image = dataclasses.replace(foreign.spec.image, scene=scene)
@@ -249,7 +185,7 @@ def test_a_bundle_of_this_scene_is_held_to_its_whole_image(foreign: Bundle) -> N
     env: Any = make_env(bundle=ours, success_threshold=0.5)
     assert env.unwrapped.scene.camera_spec.as_dict() == scene
     env.close()
-    make_env(bundle=ours, success_threshold=0.5, camera="tiny").close()
+
     with pytest.raises(ImageMismatchError, match=r"mesh='20'.*mesh='full'"):
         make_env(bundle=ours, success_threshold=0.5, mesh="20")
     with pytest.raises(ImageMismatchError, match=r"width=128.*width=64"):
@@ -290,10 +226,3 @@ def test_going_straight_to_the_object_is_claimed_as_a_success(backend: str) -> N
         assert backend != "oracle" or (terminated and not truncated)
     assert agreed >= (1.0 if backend == "oracle" else 0.8) * steps
     env.close()
-
-
-def test_a_bundle_refuses_another_image() -> None:
-    with pytest.raises(ImageMismatchError, match=r"height=48.*height=96"):
-        make_env(image_size=(48, 64))
-    with pytest.raises(ImageMismatchError, match="mesh"):
-        make_env(mesh="full")

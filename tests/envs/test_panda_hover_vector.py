@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
-from gymnasium.vector import AutoresetMode
 from hover_batches import (
     IDS,
     STATES,
@@ -23,8 +22,7 @@ from hover_batches import (
 from task_runs import run_python
 
 from vinoreward.arrays import to_numpy
-from vinoreward.errors import ConfigError, ImageMismatchError, InputError, UnknownDeviceError
-from vinoreward_envs import constants as c
+from vinoreward.errors import ConfigError, InputError, VinorewardError
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="needs torch")
 KINDS = ["numpy", pytest.param("torch", marks=needs_torch)]
@@ -39,20 +37,9 @@ def test_64_environments_are_64_scalar_ones(array: str) -> None:
     assert ended > 120 and succeeded > 10
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"object_position": (0.5, 0.1)},
-        {"success_hold_steps": 2},
-        {"id_": "PandaHover-v0"},
-    ],
-)
+@pytest.mark.parametrize("options", [{"object_position": (0.5, 0.1)}, {"success_hold_steps": 2}])
 def test_each_option_means_what_it_does_to_one(options: dict[str, Any]) -> None:
     assert_same_rollout(8, 22, 1e-5, **options)
-
-
-def test_images_as_observations_are_the_same() -> None:
-    assert_same_rollout(4, 12, 0, "PandaHoverPixels-v0", array="numpy")
 
 
 @pytest.mark.parametrize("id_", [STATES, IDS[2]])
@@ -142,23 +129,6 @@ def test_environment_i_has_seed_s_plus_i_or_its_own() -> None:
 # --- SAME_STEP ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("array", KINDS)
-def test_an_episode_that_ends_is_reset_in_the_same_step(array: Any) -> None:
-    env = make(3, array=array)
-    assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
-    start, _ = env.reset(seed=0)
-    for _ in range(c.MAX_EPISODE_STEPS - 1):
-        observations, _, _, truncations, infos = env.step(np.zeros((3, 2), np.float32))
-        assert not np.asarray(infos.get("_final_obs", False)).any() and not truncations.any()
-    observations, _, terminations, truncations, infos = env.step(np.zeros((3, 2), np.float32))
-    assert np.asarray(truncations).all() and not np.asarray(terminations).any()
-    np.testing.assert_array_equal(np.stack([*infos["final_obs"]]), np.asarray(start))
-    assert (np.asarray(observations)[:, 2:] != np.asarray(start)[:, 2:]).all()
-    assert not np.asarray(infos["_refused"]).any()
-    assert np.asarray(infos["final_info"]["_refused"]).all()
-    env.close()
-
-
 def test_a_mask_resets_some_and_leaves_the_others() -> None:
     env, scalars = make(6), make_scalars(6)
     env.reset(seed=1)
@@ -190,20 +160,6 @@ def test_what_was_returned_stays_as_it_was(array: Any) -> None:
         for one, copy in zip(kept, copies, strict=True):
             np.testing.assert_array_equal(np.asarray(one), copy)
         env.close()
-
-
-def test_tensors_have_the_types_that_learners_use_and_actions_any_float() -> None:
-    torch = pytest.importorskip("torch")
-    env = make(2, array="torch")
-    observations, infos = env.reset(seed=0)
-    actions = torch.full((2, 2), 0.01, dtype=torch.bfloat16, requires_grad=True)
-    observations, rewards, terminations, truncations, infos = env.step(actions)
-    assert (observations.dtype, rewards.dtype) == (torch.float32, torch.float32)
-    assert terminations.dtype == truncations.dtype == infos["true_success"].dtype == torch.bool
-    assert not observations.requires_grad
-    states = make(2)
-    states.reset(seed=0)
-    np.testing.assert_array_equal(states.step(actions)[0], observations.numpy())
 
 
 # --- bad input ------------------------------------------------------------------------------
@@ -238,54 +194,51 @@ def test_an_action_that_is_no_number_ends_that_episode_alone(array: Any, bad: fl
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error", "words"),
+    ("wrong", "words"),
     [
-        ({"num_envs": 0}, ConfigError, "num_envs=0"),
+        ({"num_envs": 0}, "num_envs=0"),
         # More than processors can address.
-        ({"num_envs": 10**15}, ConfigError, "host has too little free memory: .*fewer"),
-        ({"motion": "dynamics"}, ConfigError, "motion='dynamics'.*no such thing"),
-        ({"render_mode": "human"}, ConfigError, "render_mode='human'"),
-        ({"device": "tpu"}, ConfigError, "device='tpu'"),
-        ({"device": "cuda:99", "array": "torch"}, UnknownDeviceError, "cuda:99"),
-        ({"array": "jax"}, ConfigError, "array='jax'"),
-        ({"backend": "openvino", "image_size": (64, 64)}, ImageMismatchError, "64"),
+        ({"num_envs": 10**15}, "host has too little free memory: .*fewer"),
+        ({"motion": "dynamics"}, "motion='dynamics'.*no such thing"),
+        ({"render_mode": "human"}, "render_mode='human'"),
+        ({"device": "tpu"}, "device='tpu'"),
+        ({"device": "cuda:-1"}, "device='cuda:-1'"),
+        ({"array": "jax"}, "array='jax'"),
+        ({"backend": "openvino", "image_size": (64, 64)}, "64"),
     ],
 )
-def test_what_cannot_work_is_refused_with_a_sentence(
-    wrong: dict[str, Any], error: type[Exception], words: str
-) -> None:
-    if wrong.get("array") == "torch":
-        pytest.importorskip("torch")
-    with pytest.raises(error, match=words):
+def test_what_cannot_work_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(VinorewardError, match=words):
         make(**{"num_envs": 2, **wrong})
 
 
-@pytest.mark.parametrize(
-    ("reset", "words"),
-    [
-        ({"options": {"reset_mask": np.array([True])}}, r"bool of shape \(2,\)"),
-        ({"options": {"reset_mask": np.array([False, False])}}, "at least one True"),
-        ({"options": {"object_position": np.zeros((3, 2))}}, "object_position"),
-        ({"options": {"lights": "off"}}, r"reset options \['lights'\]"),
-        ({"seed": [1]}, "1 seeds"),
-    ],
-)
-def test_a_reset_that_cannot_work_is_refused(reset: dict[str, Any], words: str) -> None:
-    env = make(2)
-    env.reset(seed=0)
-    with pytest.raises((ConfigError, InputError), match=words):
-        env.reset(**reset)
-    env.step(np.zeros((2, 2), np.float32))
-
-
-def test_nothing_is_stepped_before_the_first_reset() -> None:
+def test_a_reset_that_cannot_work_is_refused() -> None:
     env = make(2, render_mode="rgb_array")
-    with pytest.raises(ResetNeeded, match="first reset"):
-        env.step(np.zeros((2, 2), np.float32))
-    with pytest.raises(ResetNeeded, match="first reset"):
-        env.render()
-    with pytest.raises(ResetNeeded, match="first reset"):
-        env.reset(options={"reset_mask": np.array([True, False])})
+    mask = {"reset_mask": np.array([True, False])}
+    for early in (
+        lambda: env.step(np.zeros((2, 2), np.float32)),
+        env.render,
+        lambda: env.reset(options=mask),
+    ):
+        with pytest.raises(ResetNeeded, match="first reset"):
+            early()
+    env.reset(seed=0)
+    for options, words in (
+        ({"reset_mask": np.array([True])}, r"bool of shape \(2,\)"),
+        ({"reset_mask": np.array([False, False])}, "at least one True"),
+        ({"object_position": np.zeros((3, 2))}, "object_position"),
+        ({"lights": "off"}, r"reset options \['lights'\]"),
+    ):
+        with pytest.raises((ConfigError, InputError), match=words):
+            env.reset(options=options)
+    for seed in (-1, [1], [1, "a"], [True, 1]):
+        with pytest.raises(InputError, match="whole number of at least 0"):
+            env.reset(seed=seed)
+    actions: Any
+    for actions in (np.zeros((3, 2)), np.zeros(4), [["a", "b"]] * 2, None):
+        with pytest.raises(InputError, match=r"expected numbers of shape \(2, 2\)"):
+            env.step(actions)
+    env.step(np.zeros((2, 2), np.float32))
 
 
 # --- cost -----------------------------------------------------------------------------------

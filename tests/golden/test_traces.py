@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import golden_hover
 import pytest
-from golden_places import PLACES
+from golden_hover import PLACES
 from golden_traces import Case, differences, load, margins, packed
 
 recorded = functools.cache(load)
@@ -15,14 +16,24 @@ ADDED_BY_A_WRAPPER = frozenset({"original_env_rew"})
 NEEDS = {"sb3": "stable_baselines3", "hover_device": "torch"}
 
 
-@pytest.mark.parametrize(
-    ("place", "case"),
-    [
-        pytest.param(place, case, id=f"{place}-{case.name}")
-        for place, cases in PLACES.items()
-        for case in cases()
-    ],
-)
+def parameters() -> list[Any]:
+    """Each variant in one autoreset mode, and in one place of the hover scene; the rest is full."""
+    chosen = {
+        f"hover_{variant.only[number % len(variant.only)]}-{name}"
+        for number, (name, variant) in enumerate(golden_hover.VARIANTS.items())
+    }
+    every = []
+    for place, cases in PLACES.items():
+        for number, case in enumerate(cases()):
+            name = f"{place}-{case.name}"
+            one = place in ("single", "sb3") or name in chosen
+            one |= place == "vector" and number % 3 == number // 3 % 3
+            marks = () if one else pytest.mark.full
+            every.append(pytest.param(place, case, id=name, marks=marks))
+    return every
+
+
+@pytest.mark.parametrize(("place", "case"), parameters())
 def test_a_replay_gives_what_was_recorded(place: str, case: Case) -> None:
     if place in NEEDS:
         pytest.importorskip(NEEDS[place])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 
 import pytest
+from task_runs import run_python
 
 LAZY = ("vinoreward", "vinoreward_actors", "vinoreward_actors.actor_learner")
 LIGHT = (*LAZY, "vinoreward_actors.policies", "vinoreward.wrappers", "vinoreward.wrappers.vector")
@@ -33,27 +32,9 @@ def test_a_name_that_moved_says_where_it_is() -> None:
         _ = vinoreward.BatchedVecEnv
 
 
-def test_the_three_forms_of_the_wrappers_mirror_each_other() -> None:
-    pytest.importorskip("stable_baselines3")
-    import vinoreward
-    from vinoreward import wrappers
-    from vinoreward.wrappers import sb3, vector
-
-    forms = {"EncodedObservation", "LearnedReward"}
-    assert forms == set(vector.__all__)
-    assert forms <= set(wrappers.__all__) & set(sb3.__all__)
-    assert vinoreward.LearnedReward is wrappers.LearnedReward
-    assert vinoreward.VectorLearnedReward is vector.LearnedReward
-    assert vinoreward.VecLearnedReward is sb3.LearnedReward
-    assert vinoreward.EncodedObservation is wrappers.EncodedObservation
-    assert vinoreward.VectorEncodedObservation is vector.EncodedObservation
-    assert vinoreward.VecEncodedObservation is sb3.EncodedObservation
-
-
 def test_no_runtime_is_imported_before_it_is_used() -> None:
     code = f"import sys, {', '.join(LIGHT)}\n" + (
         "heavy = {'torch', 'openvino', 'onnxruntime', 'stable_baselines3', 'ray', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(code).strip() == "[]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import json
 import os
 import shlex
@@ -47,24 +46,12 @@ def wheel(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path, project_root: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    top = {name.split("/")[0] for name in names}
-    assert {name for name in top if not name.endswith(".dist-info")} == PACKAGES
-    for package in PACKAGES:
-        assert f"{package}/__init__.py" in names
-        assert f"{package}/py.typed" in names
-    # Public names are found through the stubs.
-    assert {
-        "vinoreward/__init__.pyi",
-        "vinoreward_actors/__init__.pyi",
-    } <= set(names)
-
-
-def test_the_wheel_holds_every_module(wheel: Path, project_root: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if name.endswith((".py", ".pyi"))}
+    top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert top == PACKAGES and all(f"{package}/py.typed" in names for package in PACKAGES)
+    found = {name for name in names if name.endswith((".py", ".pyi"))}
     homes = ("", "envs", "actors", "training", "assets")
     here = {
         str(path.relative_to(project_root / home))
@@ -85,18 +72,6 @@ def test_the_wheel_holds_the_assets_with_their_licences(wheel: Path) -> None:
     assert any(name.startswith("vinoreward_assets/scene") for name in names)
     for name in ("index.html", "page.js", "page.css"):
         assert f"vinoreward_training/labelling/page/{name}" in names
-
-
-def test_the_wheel_registers_command_backends_and_bundle(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/entry_points.txt"))
-        text = archive.read(name).decode("utf-8")
-    parser = configparser.ConfigParser()
-    parser.read_string(text)
-    assert dict(parser["vinoreward.commands"]) == {"actors": "vinoreward_actors.command:COMMAND"}
-    assert dict(parser["console_scripts"]) == {"vinoreward": "vinoreward_training.cli:main"}
-    assert set(parser["vinoreward.backends"]) == {"openvino", "onnxruntime", "torch"}
-    assert set(parser["vinoreward.bundles"]) == {"panda-hover-classifier", "panda-hover-encoder"}
 
 
 CORE_SCRIPT = """
@@ -152,19 +127,6 @@ print(json.dumps({
 """
 
 
-HELP_SCRIPT = """
-import sys
-from vinoreward_training.cli import main
-
-for command in sys.argv[1:]:
-    try:
-        code = main([command, "--help"])
-    except SystemExit as stop:
-        code = stop.code
-    assert not code, (command, code)
-"""
-
-
 @pytest.mark.slow
 def test_the_core_works_without_torch_and_pybullet(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False)
@@ -188,4 +150,5 @@ def test_the_core_works_without_torch_and_pybullet(wheel: Path, tmp_path: Path) 
         # No registry has it: what adds an extra is the wheel that is installed.
         assert f"pip install {shlex.quote(f'{wheel}[{extra}]')}" in found["missing"][name]
     # Help needs no extra.
-    run_python(python, HELP_SCRIPT, elsewhere, "capture", "finetune", "train", "play")
+    command = "import sys; from vinoreward_training.cli import main; sys.exit(main(['--help']))"
+    assert "finetune" in run_python(python, command, elsewhere)

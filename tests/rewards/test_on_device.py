@@ -24,12 +24,13 @@ NAME = "panda-hover-classifier"
 def make_images(bundle: Bundle) -> Any:
     """Return the golden frames, noisier ones, a dead camera's, and blends of success and failure:
     scores on both sides of the threshold, close to it and far from it."""
-    golden = bundle.golden.images
+    golden = bundle.golden.images[::4]
     draw = np.random.default_rng(0)
     noisy = np.clip(golden + draw.normal(0, 12, golden.shape), 0, 255).astype(np.uint8)
-    best, worst = (golden[pick(bundle.golden.logits[:, 1])] for pick in (np.argmax, np.argmin))
+    order = np.argsort(bundle.golden.logits[:, 1])
+    worst, best = bundle.golden.images[order[[0, -1]]]
     blends = [
-        (share * best + (1 - share) * worst).astype(np.uint8) for share in np.linspace(0.3, 1, 24)
+        (share * best + (1 - share) * worst).astype(np.uint8) for share in np.linspace(0.3, 1, 12)
     ]
     return np.concatenate([golden, noisy, np.zeros_like(golden[:1]), np.stack(blends)])
 
@@ -37,10 +38,8 @@ def make_images(bundle: Bundle) -> Any:
 @pytest.mark.parametrize(
     ("options", "precision"),
     [
-        ({}, "fp32"),
-        ({}, "fp16"),
         ({"threshold": 0.9, "exit_threshold": 0.1}, "fp32"),
-        ({"guarded": False}, "fp16"),
+        ({}, "fp16"),
     ],
 )
 def test_it_says_the_same(options: dict[str, Any], precision: str) -> None:
@@ -54,10 +53,9 @@ def test_it_says_the_same(options: dict[str, Any], precision: str) -> None:
         found = classifier.predict(torch.tensor(seen))
     near = {"fp32": 1e-4, "fp16": 5e-3}[precision]
     np.testing.assert_allclose(found.log_odds, expected.log_odds, rtol=near, atol=10 * near)
-    assert (found.ood_score is None) == (expected.ood_score is None)
-    if found.ood_score is not None and expected.ood_score is not None:
-        np.testing.assert_allclose(found.ood_score, expected.ood_score, rtol=1e-4)
-        assert 0 < (found.ood_score > 1).sum() < len(seen)
+    assert found.ood_score is not None
+    np.testing.assert_allclose(found.ood_score, expected.ood_score, rtol=1e-4)
+    assert 0 < (found.ood_score > 1).sum() < len(seen)
 
 
 def test_means_over_shifts_count_near_the_threshold_alone() -> None:
@@ -80,7 +78,7 @@ def test_means_over_shifts_count_near_the_threshold_alone() -> None:
 def test_the_closest_are_scored_again_where_not_all_can_be() -> None:
     bundle = Bundle.load(NAME)
     one = make_images(bundle)  # of which some are close, as seen above
-    seen = np.concatenate([one, np.repeat(bundle.golden.images[:1], 120, axis=0)])
+    seen = np.concatenate([one, np.repeat(bundle.golden.images[:1], 80, axis=0)])
     with Classifier(bundle, backend="torch") as classifier:
         expected = classifier.predict(one).log_odds
         found = classifier.predict(torch.tensor(seen)).log_odds[: len(one)]
@@ -96,13 +94,13 @@ def test_on_cuda_the_recorded_work_is_replayed_for_its_number_of_images(
         Classifier(bundle, backend="torch") as plain,
         Classifier(bundle, backend="torch") as replayed,
     ):
-        parts = [seen[:16], seen[16:32], seen[:9]]
+        parts = [seen[:8], seen[8:16], seen[:7]]
         expected = [plain.predict(part) for part in parts]
         graphs = recorded_on_cpu(monkeypatch)
         for part, judged in zip(parts, expected, strict=True):
             for one, other in zip(replayed.predict(part), judged, strict=True):
                 torch.testing.assert_close(one, other)
-    assert [(len(graph.batch), graph.replays) for graph in graphs] == [(16, 2)]
+    assert [(len(graph.batch), graph.replays) for graph in graphs] == [(8, 2)]
 
 
 def test_another_backend_is_refused() -> None:

@@ -58,9 +58,15 @@ def test_what_nobody_can_tell_widens_the_bounds() -> None:
     clear, unclear = PrecisionBound(20, 5), PrecisionBound(20, 5, unclear=5)
     assert unclear.low < clear.low and unclear.high > clear.high and unclear.labels == 30
     assert unclear.high == PrecisionBound(25, 5).high
+
+
+def test_numbers_that_cannot_work_are_refused() -> None:
     for wrong in ({"failures": -1}, {"failures": 0, "alpha": 1.0}):
         with pytest.raises(ConfigError, match="counts from 0"):
             PrecisionBound(1, **wrong)  # type: ignore[arg-type]
+    for name in ("window", "earliest"):
+        with pytest.raises(ConfigError, match=f"{name} is 0"):
+            TrustMonitor(**{name: 0})  # type: ignore[arg-type]
 
 
 def every_test(**more: object) -> TrustMonitor:
@@ -101,11 +107,8 @@ def test_rates_are_of_the_last_episodes() -> None:
     for claimed, ood in ((1, 0), (1, 1), (0, 1), (0, 1), (0, 0)):
         monitor.add(Ended(claimed, claimed, ood, 2))
     readings = monitor.readings()
-    assert (readings["claim_rate"], readings["ood_rate"], readings["early_rate"]) == (
-        0.25,
-        0.75,
-        0.25,
-    )
+    rates = [readings[f"{name}_rate"] for name in ("claim", "ood", "early")]
+    assert rates == [0.25, 0.75, 0.25]
     assert monitor.false is not None and readings["false_evidence"] == monitor.false.evidence
 
 
@@ -120,18 +123,6 @@ def test_labels_raise_an_alarm_once_until_the_bound_recovers() -> None:
     assert not again.first and monitor.raised["precision"] == 2
     readings = monitor.readings()
     assert readings["precision_low"] < 0.8 < readings["precision_high"] < 0.9
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"window": 0}, "window is 0"),
-        ({"earliest": 0}, "earliest is 0"),
-    ],
-)
-def test_numbers_that_cannot_work_are_refused(wrong: dict[str, float], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        TrustMonitor(**wrong)  # type: ignore[arg-type]
 
 
 def test_an_episode_is_ood_where_a_tenth_of_its_images_are() -> None:

@@ -180,23 +180,18 @@ def cases(folder: Path) -> dict[str, Case]:
     Each imports what it alone needs: only one of them runs in a process.
     """
     from backend_policies import SPECS, in_int8
-    from tiny_network import SPEC, expected_logits, golden_images, network
+    from tiny_network import golden_images, save_tiny
 
     from vinoreward.bundles.bundle import Bundle
-    from vinoreward.bundles.save import save_bundle
     from vinoreward_actors.policies import load_policy, save_policy
     from vinoreward_actors.policies.policy import random_policy
 
-    images = golden_images()
-    model = network(folder / "source.onnx")
-    whole = Bundle.load(
-        save_bundle(folder / "bundle", SPEC, {"model.onnx": model}, images, expected_logits(images))
-    )
+    images, whole = golden_images(), save_tiny(folder)
     policy_path = save_policy(folder / "policies", in_int8(random_policy(SPECS["small"], 0)))
     policy = load_policy(policy_path)
     kept = {
         path: path.read_bytes()
-        for place in (folder / "bundle", folder / "policies")
+        for place in (whole.path, folder / "policies")
         for path in place.rglob("*")
         if path.is_file()
     }
@@ -293,7 +288,7 @@ def main(name: str, first: int, last: int) -> None:
         case = cases(folder)[name]
         resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
         for number in range(first, last):
-            print(json.dumps({"try": number}), flush=True)
+            print(json.dumps({"number": number}), flush=True)
             try:
                 outcome = case(random.Random(f"{name} {number}"))
             except VinorewardError as error:
@@ -303,7 +298,7 @@ def main(name: str, first: int, last: int) -> None:
                     outcome = f"not a sentence: {text[:300]!r}"
             except BaseException:  # noqa: BLE001 - whatever it is, it is not ours
                 outcome = "Traceback: " + traceback.format_exc()[-1500:]
-            print(json.dumps({"done": number, "outcome": outcome}), flush=True)
+            print(json.dumps({"number": number, "outcome": outcome}), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import golden_wrappers
 import gymnasium as gym
 import numpy as np
 from golden_traces import Case, Events, Near, count_warnings
@@ -232,3 +233,12 @@ def cases(kind: str, **arguments: Any) -> list[Case]:
         for name, variant in VARIANTS.items()
         if kind in variant.only
     ]
+
+
+PLACES: dict[str, Callable[[], list[Case]]] = {
+    **{
+        form: functools.partial(golden_wrappers.cases, form) for form in ("single", "vector", "sb3")
+    },
+    **{f"hover_{kind}": functools.partial(cases, kind) for kind in ("scalar", "host", "device")},
+}
+"""The six places where an image becomes a reward, and their golden cases."""

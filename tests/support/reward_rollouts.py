@@ -1,55 +1,28 @@
-"""What each form of the learned reward gives for the same actions, for tests."""
+"""A wrapper around a vector environment, and a vector environment of wrapped ones: the same steps.
+
+The second is the oracle: Gymnasium's or Stable-Baselines3's own loop over single environments.
+"""
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from toy_environments import Corridor
 
-from vinoreward import LearnedReward, VecLearnedReward, VectorLearnedReward
+from vinoreward import LearnedReward
 from vinoreward.bundles.bundle import Bundle
 
 ENVS = 3
 TRANSITIONS = 40
 SEED = 5
-
-Played = TypeVar("Played")
-
-
-def played_once(play: Callable[..., Played]) -> Callable[..., Played]:
-    """Let ``play(bundle, env, **options)``, an oracle, share what it returned before."""
-    played: dict[tuple[object, ...], Played] = {}
-
-    @functools.wraps(play)
-    def shared(bundle: Bundle, env: dict[str, Any], **options: Any) -> Played:
-        key = str(bundle.path), bundle.sha256, repr((env, options))
-        if key not in played:
-            played[key] = play(bundle, env, **options)
-        return played[key]
-
-    return shared
-
-
-@dataclass
-class Transition:
-    """What a learner is told about one step of one environment."""
-
-    observation: Any
-    reward: float
-    terminated: bool
-    over: bool
-    claimed: bool
-    probability: float
-    original: float
-    true_success: bool
-    ood_score: float | None = None
-    """What the guard says, if there is one."""
+SCORED = ("is_success", "reward_prob", "original_env_rew", "true_success")
+"""What the learned reward says of a step."""
 
 
 def actions_of(index: int) -> list[int]:
@@ -57,126 +30,84 @@ def actions_of(index: int) -> list[int]:
     return (np.random.default_rng(index).random(TRANSITIONS) < 0.65).astype(int).tolist()
 
 
-@played_once
-def one_after_another(
-    bundle: Bundle, env: dict[str, Any], **options: Any
-) -> list[list[Transition]]:
-    """The oracle: N single environments in a plain loop."""
-    everything = []
-    for index in range(ENVS):
-        single = LearnedReward(Corridor(**env), bundle, **options)
-        single.reset(seed=SEED + index)
-        transitions = []
-        for action in actions_of(index):
-            observation, reward, terminated, truncated, info = single.step(action)
-            transitions.append(
-                Transition(
-                    copy.deepcopy(observation),
-                    float(reward),
-                    terminated,
-                    terminated or truncated,
-                    info["is_success"],
-                    info["reward_prob"],
-                    info["original_env_rew"],
-                    info["true_success"],
-                    info.get("reward_ood"),
-                )
-            )
-            if terminated or truncated:
-                single.reset()
-        single.close()
-        everything.append(transitions)
-    return everything
-
-
-def vector_rollout(env: VectorLearnedReward) -> list[list[Transition]]:
-    """Step a vector environment as its autoreset mode asks, and keep what is a transition."""
-    mode = env.metadata["autoreset_mode"]
-    found: list[list[Transition]] = [[] for _ in range(ENVS)]
-    env.reset(seed=SEED)
-    waiting = np.zeros(ENVS, np.bool_)
-    while min(len(item) for item in found) < TRANSITIONS:
-        actions = np.array(
-            [actions_of(i)[min(len(found[i]), TRANSITIONS - 1)] for i in range(ENVS)]
-        )
-        observations, rewards, terminated, truncated, infos = env.step(actions)
-        over = terminated | truncated
-        for i in range(ENVS):
-            if waiting[i]:
-                assert rewards[i] == 0.0 and not over[i], "a reset frame earns nothing"
-                assert not infos["_is_success"][i] and not infos["is_success"][i]
-                continue
-            assert infos["_is_success"][i]
-            last = row(observations, i)
-            if mode is AutoresetMode.SAME_STEP and over[i]:
-                last = infos["final_obs"][i]
-                final = infos["final_info"]
-                assert final["_is_success"][i]
-                assert final["is_success"][i] == infos["is_success"][i]
-                assert final["reward_prob"][i] == infos["reward_prob"][i]
-                assert final["true_success"][i] == infos["true_success"][i]
-            found[i].append(
-                Transition(
-                    copy.deepcopy(last),
-                    float(rewards[i]),
-                    bool(terminated[i]),
-                    bool(over[i]),
-                    bool(infos["is_success"][i]),
-                    float(infos["reward_prob"][i]),
-                    float(infos["original_env_rew"][i]),
-                    bool(infos["true_success"][i]),
-                    float(infos["reward_ood"][i]) if "reward_ood" in infos else None,
-                )
-            )
-        waiting = over if mode is AutoresetMode.NEXT_STEP else waiting
-        if mode is AutoresetMode.DISABLED and over.any():
-            env.reset(options={"reset_mask": over})
-    env.close()
-    return [item[:TRANSITIONS] for item in found]
-
-
-def sb3_rollout(env: VecLearnedReward) -> list[list[Transition]]:
-    found: list[list[Transition]] = [[] for _ in range(ENVS)]
-    env.seed(SEED)
-    env.reset()
-    for step in range(TRANSITIONS):
-        actions = np.array([actions_of(i)[step] for i in range(ENVS)])
-        observations, rewards, dones, infos = env.step(actions)
-        for i, info in enumerate(infos):
-            last = info["terminal_observation"] if dones[i] else row(observations, i)
-            found[i].append(
-                Transition(
-                    copy.deepcopy(last),
-                    float(rewards[i]),
-                    bool(dones[i] and not info["TimeLimit.truncated"]),
-                    bool(dones[i]),
-                    info["is_success"],
-                    info["reward_prob"],
-                    info["original_env_rew"],
-                    info["true_success"],
-                )
-            )
-    env.close()
-    return found
-
-
-def row(observations: Any, i: int) -> Any:
-    if isinstance(observations, dict):
-        return {key: value[i] for key, value in observations.items()}
-    return observations[i]
-
-
-def assert_same(found: list[list[Transition]], expected: list[list[Transition]]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            where = f"transition {number}"
-            assert (a.terminated, a.over) == (b.terminated, b.over), where
-            assert (a.claimed, a.true_success) == (b.claimed, b.true_success), where
-            assert a.original == b.original, where
-            np.testing.assert_allclose(a.probability, b.probability, atol=1e-6, err_msg=where)
-            np.testing.assert_allclose(a.reward, b.reward, rtol=1e-5, atol=1e-5, err_msg=where)
-            np.testing.assert_equal(a.observation, b.observation, err_msg=where)
-
-
 def sync(mode: AutoresetMode, **env: Any) -> SyncVectorEnv:
     return SyncVectorEnv([functools.partial(Corridor, **env)] * ENVS, autoreset_mode=mode)
+
+
+def learned(bundle: Bundle, env: dict[str, Any], **options: Any) -> gym.Env[Any, Any]:
+    return LearnedReward(Corridor(**env), bundle, **options)
+
+
+def singles(
+    mode: AutoresetMode, bundle: Bundle, env: dict[str, Any], **options: Any
+) -> SyncVectorEnv:
+    """The oracle of a vector form."""
+    make = functools.partial(learned, bundle, env, **options)
+    return SyncVectorEnv([make] * ENVS, autoreset_mode=mode)
+
+
+def sb3_singles(bundle: Bundle, env: dict[str, Any], **options: Any) -> DummyVecEnv:
+    """The oracle of the form for Stable-Baselines3."""
+    return DummyVecEnv([functools.partial(learned, bundle, env, **options)] * ENVS)
+
+
+def assert_near(found: Any, expected: Any) -> None:
+    """Batches of another size are summed in another order."""
+    if isinstance(expected, dict):
+        for key, value in expected.items():
+            assert_near(found[key], value)
+    else:
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def assert_same(
+    ours: VectorEnv[Any, Any, Any], expected: VectorEnv[Any, Any, Any], keys: Sequence[str] = SCORED
+) -> set[tuple[bool, bool]]:
+    """Step both alike and close them; return how episodes ended: (terminated, with a claim)."""
+    mode, ends = ours.metadata["autoreset_mode"], set()
+    both = ours, expected
+    assert_near(*(env.reset(seed=SEED)[0] for env in both))
+    for step in range(TRANSITIONS):
+        actions = np.array([actions_of(i)[step] for i in range(ENVS)])
+        one, other = (env.step(actions) for env in both)
+        for found, wanted in zip(one[:4], other[:4], strict=True):
+            assert_near(found, wanted)
+        assert all(one[0][i] in ours.single_observation_space for i in range(ENVS) if not keys)
+        over = other[2] | other[3]
+        for i in range(ENVS):
+            last, told = one[4], other[4]
+            if mode is AutoresetMode.SAME_STEP and over[i]:
+                assert_near(last["final_obs"][i], told["final_obs"][i])
+                for key in keys:
+                    assert last[key][i] == last["final_info"][key][i]
+                last, told = last["final_info"], told["final_info"]
+            for key in keys:
+                if f"_{key}" in told and told[f"_{key}"][i]:
+                    assert_near(last[key][i], told[key][i])
+            if over[i]:
+                ends.add((bool(other[2][i]), bool(keys and told["is_success"][i])))
+        if mode is AutoresetMode.DISABLED and over.any():
+            assert_near(*(env.reset(options={"reset_mask": over})[0] for env in both))
+    for env in both:
+        env.close()
+    return ends
+
+
+def assert_same_sb3(ours: VecEnv, expected: VecEnv, keys: Sequence[str] = SCORED) -> None:
+    """Step both alike and close them."""
+    both = ours, expected
+    for env in both:
+        env.seed(SEED)
+    assert_near(*(env.reset() for env in both))
+    for step in range(TRANSITIONS):
+        actions = np.array([actions_of(i)[step] for i in range(ENVS)])
+        one, other = (env.step(actions) for env in both)
+        for found, wanted in zip(one[:3], other[:3], strict=True):
+            assert_near(found, wanted)
+        for last, told in zip(one[3], other[3], strict=True):
+            for key in (*keys, "terminal_observation", "TimeLimit.truncated"):
+                assert (key in last) == (key in told)
+                if key in told:
+                    assert_near(last[key], told[key])
+    for env in both:
+        env.close()

@@ -125,6 +125,13 @@ SPEC = BundleSpec(
 )
 
 
+def save_tiny(folder: Path) -> Bundle:
+    """Save the network's bundle as ``folder/tiny``, and its file beside it."""
+    images, model = golden_images(), network(folder / "source.onnx")
+    logits = expected_logits(images)
+    return Bundle.load(save_bundle(folder / "tiny", SPEC, {"model.onnx": model}, images, logits))
+
+
 def save_for(config: Any, dataset: Any, parts: Any, folder: Path) -> int:
     """Stand for the training in ``vinoreward finetune``: save a tiny network for its images."""
     from vinoreward_training.data.dataset_files import read_about

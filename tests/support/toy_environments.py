@@ -72,7 +72,6 @@ class Corridor(gym.Env[Any, Any]):
             "cameras": gym.spaces.Dict(
                 {"front": image, "wrist": gym.spaces.Box(0, 255, (3, 4, WIDTH), np.uint8)}
             ),
-            "float": gym.spaces.Box(0, 1, (HEIGHT, WIDTH, 3), np.float32),
             "square": gym.spaces.Box(0, 255, (3, WIDTH, 3), np.uint8),
         }[observation]
         self.cell = 0
@@ -138,48 +137,86 @@ class Corridor(gym.Env[Any, Any]):
 gym.register("ToyCorridor-v0", entry_point="toy_environments:Corridor")
 
 
-def recorded_corridor() -> gym.Env[Any, Any]:
-    """A corridor of images whose episodes are recorded; here, where other processes import it."""
-    return gym.wrappers.RecordEpisodeStatistics(Corridor("image"))
+def save_linear_network(
+    path: Path, weights: np.ndarray, bias: np.ndarray, *, output: str = "logits", ends: str = ""
+) -> Path:
+    """Write a graph: uint8 images -> the sum of all their numbers times ``weights``, plus ``bias``.
 
-
-def save_toy_network(path: Path, *, probabilities: bool = False) -> Path:
-    """Write a graph: uint8 images -> logits (0, SLOPE * (mean red / 255 - MIDDLE))."""
+    Args:
+        path: of the file.
+        weights: ``(H, W, 3, K)``.
+        bias: ``(K,)``.
+        output: the result's name.
+        ends: an operator that the result goes through, if any.
+    """
     constants = {
-        "weights": np.array([[0, SLOPE], [0, 0], [0, 0]], np.float32) / 255,
-        "bias": np.array([0, -SLOPE * MIDDLE], np.float32),
-        "axes": np.array([1, 2], np.int64),
+        "shape": np.array([-1, weights[..., 0].size], np.int64),
+        "weights": weights.reshape(-1, len(bias)).astype(np.float32),
+        "bias": bias.astype(np.float32),
     }
     nodes = [
         helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
-        helper.make_node("ReduceMean", ["float", "axes"], ["mean"], keepdims=0),
-        helper.make_node("MatMul", ["mean", "weights"], ["product"]),
-        helper.make_node("Add", ["product", "bias"], ["scores" if probabilities else "logits"]),
+        helper.make_node("Reshape", ["float", "shape"], ["rows"]),
+        helper.make_node("MatMul", ["rows", "weights"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["sums" if ends else output]),
+        *([helper.make_node(ends, ["sums"], [output], axis=1)] if ends else []),
     ]
-    if probabilities:
-        nodes.append(helper.make_node("Softmax", ["scores"], ["logits"], axis=1))
-    return _save_graph(path, nodes, constants, "logits", 2)
-
-
-def _save_graph(
-    path: Path,
-    nodes: list[Any],
-    constants: dict[str, np.ndarray],
-    output: str,
-    width: int,
-    height: int = HEIGHT,
-) -> Path:
-    """Write a graph from uint8 images to ``output`` of a width."""
+    size = ["N", *weights.shape[:3]]
     graph = helper.make_graph(
         nodes,
         "toy",
-        [helper.make_tensor_value_info("images", TensorProto.UINT8, ["N", height, WIDTH, 3])],
-        [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", width])],
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, size)],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", len(bias)])],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     onnx.save(model, str(path))
     return path
+
+
+def of_images(images: np.ndarray, weights: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """What the network of :func:`save_linear_network` must give, restated."""
+    found = np.tensordot(images.astype(np.float64), weights, 3) + bias
+    return np.asarray(found, np.float32)
+
+
+# Log-odds SLOPE * (mean red / 255 - MIDDLE).
+_WEIGHTS = np.zeros((HEIGHT, WIDTH, 3, 2))
+_WEIGHTS[:, :, 0, 1] = SLOPE / 255 / HEIGHT / WIDTH
+_BIAS = np.array([0, -SLOPE * MIDDLE])
+
+
+def save_toy_network(path: Path) -> Path:
+    """Write the network of :func:`save_toy_bundle`."""
+    return save_linear_network(path, _WEIGHTS, _BIAS)
+
+
+def _save_classifier(
+    folder: Path,
+    images: np.ndarray,
+    weights: np.ndarray,
+    bias: np.ndarray,
+    decision: Decision | None = None,
+    files: dict[str, bytes] | None = None,
+    probabilities: bool = False,
+    **image: Any,
+) -> Bundle:
+    """Save a bundle around a linear network, with ``images`` as its golden frames."""
+    path = folder.parent / f"{folder.name}.onnx"
+    model = save_linear_network(path, weights, bias, ends="Softmax" if probabilities else "")
+    logits = of_images(images, weights, bias)
+    if probabilities:
+        logits = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    height, width, _, _ = weights.shape
+    spec = BundleSpec(
+        name="toy-corridor",
+        image=ImageSpec(height, width, mean=(0, 0, 0), std=(1, 1, 1), **image),
+        decision=decision or Decision(threshold=0.5, chosen_for={"target_fpr": 0.1}),
+        output="probabilities" if probabilities else "logits",
+    )
+    return Bundle.load(
+        save_bundle(folder, spec, {"model.onnx": model, **(files or {})}, images, logits)
+    )
 
 
 def save_toy_bundle(
@@ -190,82 +227,40 @@ def save_toy_bundle(
     probabilities: bool = False,
     seen: Sequence[int] | None = None,
 ) -> Bundle:
-    """Save a bundle around :func:`save_toy_network`; with a guard that knows the cells ``seen``."""
-    model = save_toy_network(folder.parent / f"{folder.name}.onnx", probabilities=probabilities)
+    """Save a bundle that claims the cells from 5; with a guard that knows the cells ``seen``."""
     images = np.zeros((LAST_CELL + 1, HEIGHT, WIDTH, 3), np.uint8)
     images[..., 0] = np.array([_red(cell) for cell in range(LAST_CELL + 1)])[:, None, None]
     images[..., 2] = 17
-    odds = np.array([cell_log_odds(cell) for cell in range(LAST_CELL + 1)])
-    logits = np.stack([np.zeros_like(odds), odds], axis=1)
-    if probabilities:
-        logits = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    spec = BundleSpec(
-        name="toy-corridor",
-        image=ImageSpec(
-            height=HEIGHT, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1), scene=scene or {}
-        ),
-        decision=decision or Decision(threshold=0.5, chosen_for={"target_fpr": 0.1}),
-        output="probabilities" if probabilities else "logits",
-    )
-    logits = logits.astype(np.float32)
-    files: dict[str, Path | bytes] = {"model.onnx": model}
+    files: dict[str, bytes] = {}
     if seen is not None:
         known = np.repeat(images[list(seen)], 32, axis=0)
         known[..., 2] = np.tile(np.arange(0, 256, 8), len(seen))[:, None, None]
         files[GUARD_FILE] = fit_detector(known, known, np.arange(len(known))).to_bytes()
-    return Bundle.load(save_bundle(folder, spec, files, images, logits))
+    return _save_classifier(
+        folder, images, _WEIGHTS, _BIAS, decision, files, probabilities, scene=scene or {}
+    )
 
 
 def save_column_bundle(folder: Path, *, decision: Decision | None = None) -> Bundle:
     """Save a classifier that looks at the red of one column alone: a shift shows it another."""
-    column, slope, middle = WIDTH // 2, 1 / 16, 130
-    weights = np.zeros((WIDTH, 2), np.float32)
-    weights[column, 1] = slope
-    constants = {
-        "weights": weights,
-        "bias": np.array([0, -middle * slope], np.float32),
-        "red": np.array(0, np.int64),
-        "rows": np.array([1], np.int64),
-    }
-    nodes = [
-        helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
-        helper.make_node("Gather", ["float", "red"], ["reds"], axis=3),
-        helper.make_node("ReduceMean", ["reds", "rows"], ["columns"], keepdims=0),
-        helper.make_node("MatMul", ["columns", "weights"], ["product"]),
-        helper.make_node("Add", ["product", "bias"], ["logits"]),
-    ]
-    model = _save_graph(folder.parent / f"{folder.name}.onnx", nodes, constants, "logits", 2)
+    weights = np.zeros((HEIGHT, WIDTH, 3, 2))
+    weights[:, WIDTH // 2, 0, 1] = 1 / 16 / HEIGHT
     images = np.random.default_rng(0).integers(0, 256, (4, HEIGHT, WIDTH, 3), dtype=np.uint8)
-    odds = (images[:, :, column, 0].mean(axis=1) - middle) * slope
-    spec = BundleSpec(
-        name="toy-column",
-        image=ImageSpec(height=HEIGHT, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1)),
-        decision=decision or Decision(threshold=0.5, chosen_for={"target_fpr": 0.1}),
-    )
-    logits = np.stack([np.zeros(4), odds], axis=1).astype(np.float32)
-    return Bundle.load(save_bundle(folder, spec, {"model.onnx": model}, images, logits))
+    return _save_classifier(folder, images, weights, np.array([0, -130 / 16]), decision)
 
 
 PASSED = Quantization(passed=True, flips=0, frames=400, method="nncf-ptq")
 
 
-def biased(source: Path, target: Path, shift: float) -> Path:
-    """Write a toy network with ``shift`` added to its success logit."""
-    model = onnx.load(str(source))
-    for item in model.graph.initializer:
-        if item.name == "bias":
-            moved = numpy_helper.to_array(item) + np.array([0, shift], np.float32)
-            item.CopyFrom(numpy_helper.from_array(moved, "bias"))
-    onnx.save(model, str(target))
-    return target
-
-
 def with_int8(bundle: Bundle, shift: float, band: float | None) -> Bundle:
-    """Add the network itself, biased by ``shift``: it stands for INT8."""
-    name = f"{bundle.path.name}.int8.onnx"
-    path = biased(bundle.path / "model.onnx", bundle.path.parent / name, shift)
-    golden = bundle.golden.logits + np.array([0, shift], np.float32)
-    return Bundle.load(add_int8(bundle, path, PASSED, golden, band))
+    """Add the network itself, with ``shift`` added to its success logit: it stands for INT8."""
+    moved = np.array([0, shift], np.float32)
+    model = onnx.load(str(bundle.path / "model.onnx"))
+    (bias,) = (item for item in model.graph.initializer if item.name == "bias")
+    bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + moved, "bias"))
+    path = bundle.path.parent / f"{bundle.path.name}.int8.onnx"
+    onnx.save(model, str(path))
+    return Bundle.load(add_int8(bundle, path, PASSED, bundle.golden.logits + moved, band))
 
 
 VIEWS = (
@@ -283,40 +278,15 @@ def views_log_odds(before: int, steps: int, now: int) -> float:
 
 def save_views_bundle(folder: Path, *, resize: Any = "none") -> Bundle:
     """Save a bundle of :data:`VIEWS`; it also hates an image of another episode, by its blue."""
-    height = sum(view.height for view in VIEWS)
-    weights = np.zeros((height, 3, 2), np.float32)
+    weights = np.zeros((sum(view.height for view in VIEWS), WIDTH, 3, 2))
     top = 0
     for view, red, blue in zip(VIEWS, (0.3, 0.2, 0.5), (-0.05, 0.0, 0.05), strict=True):
-        weights[top : top + view.height, 0, 1] = red * SLOPE / 255 / view.height
-        weights[top : top + view.height, 2, 1] = blue / view.height
+        weights[top : top + view.height, :, 0, 1] = red * SLOPE / 255 / view.height / WIDTH
+        weights[top : top + view.height, :, 2, 1] = blue / view.height / WIDTH
         top += view.height
-    constants = {
-        "axis": np.array([2], np.int64),
-        "shape": np.array([-1, height * 3], np.int64),
-        "weights": weights.reshape(-1, 2),
-        "bias": np.array([0, -SLOPE * MIDDLE / 2], np.float32),
-    }
-    nodes = [
-        helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
-        helper.make_node("ReduceMean", ["float", "axis"], ["mean"], keepdims=0),
-        helper.make_node("Reshape", ["mean", "shape"], ["rows"]),
-        helper.make_node("MatMul", ["rows", "weights"], ["product"]),
-        helper.make_node("Add", ["product", "bias"], ["logits"]),
-    ]
-    model = _save_graph(
-        folder.parent / f"{folder.name}.onnx", nodes, constants, "logits", 2, height
-    )
-    images = np.random.default_rng(0).integers(0, 256, (4, height, WIDTH, 3)).astype(np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (4, *weights.shape[:3])).astype(np.uint8)
     images[..., 2] = 9
-    rows = images.astype(np.float64).mean(axis=2).reshape(4, -1)
-    logits = rows @ constants["weights"] + constants["bias"]
-    image = ImageSpec(
-        height=height, width=WIDTH, mean=(0, 0, 0), std=(1, 1, 1), views=VIEWS, resize=resize
-    )
-    decision = Decision(threshold=0.5, chosen_for={"target_fpr": 0.1})
-    spec = BundleSpec(name="toy-views", image=image, decision=decision)
-    saved = save_bundle(folder, spec, {"model.onnx": model}, images, logits.astype(np.float32))
-    return Bundle.load(saved)
+    return _save_classifier(folder, images, weights, _BIAS / 2, views=VIEWS, resize=resize)
 
 
 # --- encoders ------------------------------------------------------------------------------------
@@ -358,8 +328,6 @@ class Camera(gym.Env[Any, Any]):
             ),
             "two": gym.spaces.Dict({"left": image, "right": image}),
             "stack": box(0, 255, (2, HEIGHT, WIDTH, 3), np.uint8),
-            "uneven": box(0, 255, (HEIGHT, WIDTH, 4), np.uint8),
-            "float": box(0, 1, (HEIGHT, WIDTH, 3), np.float32),
             "small": box(0, 255, (HEIGHT, WIDTH - 1, 3), np.uint8),
             "mask": box(0, 1, (HEIGHT, WIDTH, 3), np.uint8),
         }[observation]
@@ -405,33 +373,21 @@ class Camera(gym.Env[Any, Any]):
 gym.register("ToyCamera-v0", entry_point="toy_environments:Camera")
 
 
+def _encoder_numbers(posterior: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and bias of one random linear map of all pixels, which are from -0.5 to 0.5."""
+    columns = 2 * LATENT if posterior else LATENT
+    weights = np.random.default_rng(7).normal(0, 0.25, (HEIGHT, WIDTH, 3, columns))
+    return weights / 255, -0.5 * weights.sum(axis=(0, 1, 2))
+
+
 def toy_latents(images: np.ndarray, posterior: bool = True) -> np.ndarray:
     """What the network of :func:`save_toy_encoder` must give, restated: means, log variances."""
-    flat = images.reshape(len(images), -1).astype(np.float64) / 255 - 0.5
-    return np.asarray(flat @ _toy_weights(posterior))
-
-
-def _toy_weights(posterior: bool) -> np.ndarray:
-    columns = 2 * LATENT if posterior else LATENT
-    return np.random.default_rng(7).normal(0, 0.25, (HEIGHT * WIDTH * 3, columns))
+    return of_images(images, *_encoder_numbers(posterior))
 
 
 def save_toy_encoder_network(path: Path, *, posterior: bool = True) -> Path:
-    """Write a graph: uint8 images -> one random linear map of all pixels."""
-    constants = {
-        "scale": np.array(1 / 255, np.float32),
-        "half": np.array(0.5, np.float32),
-        "shape": np.array([-1, HEIGHT * WIDTH * 3], np.int64),
-        "weights": _toy_weights(posterior).astype(np.float32),
-    }
-    nodes = [
-        helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
-        helper.make_node("Reshape", ["float", "shape"], ["flat"]),
-        helper.make_node("Mul", ["flat", "scale"], ["scaled"]),
-        helper.make_node("Sub", ["scaled", "half"], ["centred"]),
-        helper.make_node("MatMul", ["centred", "weights"], ["latent"]),
-    ]
-    return _save_graph(path, nodes, constants, "latent", constants["weights"].shape[1])
+    """Write the network of :func:`save_toy_encoder`."""
+    return save_linear_network(path, *_encoder_numbers(posterior), output="latent")
 
 
 def save_toy_encoder(
@@ -446,22 +402,12 @@ def save_toy_encoder(
     path = folder.parent / f"{folder.name}.onnx"
     model = save_toy_encoder_network(path, posterior=posterior)
     images = np.random.default_rng(1).integers(0, 256, (4, HEIGHT, WIDTH, 3)).astype(np.uint8)
+    image = ImageSpec(
+        HEIGHT, WIDTH, mean=(0.5,) * 3, std=(1, 1, 1), scene=scene or {}, resize=resize
+    )
+    bounds = Encoding((-bound,) * LATENT, (bound,) * LATENT, posterior=posterior, std=None)
     spec = BundleSpec(
-        name="toy-encoder",
-        kind="encoder",
-        labels=(),
-        latent_size=LATENT,
-        encoding=Encoding(
-            low=(-bound,) * LATENT, high=(bound,) * LATENT, posterior=posterior, std=None
-        ),
-        image=ImageSpec(
-            height=HEIGHT,
-            width=WIDTH,
-            mean=(0.5, 0.5, 0.5),
-            std=(1, 1, 1),
-            scene=scene or {},
-            resize=resize,
-        ),
+        "toy-encoder", image, kind="encoder", labels=(), latent_size=LATENT, encoding=bounds
     )
     latents = toy_latents(images, posterior)
     return Bundle.load(save_bundle(folder, spec, {"model.onnx": model}, images, latents))

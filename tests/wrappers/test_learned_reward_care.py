@@ -17,7 +17,6 @@ from toy_environments import Corridor, save_toy_bundle
 from vinoreward import (
     Bundle,
     LearnedReward,
-    TrueSuccess,
     VecLearnedReward,
     VectorLearnedReward,
 )
@@ -83,41 +82,20 @@ Form = Callable[..., tuple[float, dict[str, Any]]]
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_does_not_count_may_be_anything(
-    toy: Bundle, form: Form, reward: float
-) -> None:
-    got, info = form(Pays(at(4), reward), toy, success_reward=7.0)
-    assert got == 7.0 and info["is_success"]
-    np.testing.assert_equal(info["original_env_rew"], reward)
-    got, _ = form(Pays(at(1), reward), toy, step_reward=-1.0)
-    assert got == -1.0
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_a_reward_that_counts_has_to_be_finite(toy: Bundle, form: Form) -> None:
-    reward = float("nan")
-    with pytest.raises(InputError, match=rf"\[{reward}\].*Expected finite.*weight is 0\.5"):
-        form(Pays(at(4), reward), toy, env_reward_weight=0.5)
+    got, info = form(Pays(at(4), np.nan), toy, success_reward=7.0)
+    assert got == 7.0 and info["is_success"] and np.isnan(info["original_env_rew"])
+    with pytest.raises(InputError, match=r"\[nan\].*Expected finite.*weight is 0\.5"):
+        form(Pays(at(4), np.nan), toy, env_reward_weight=0.5)
 
 
 def test_single_environments_may_pay_none_or_an_array(toy: Bundle) -> None:
     assert one(Pays(at(4), None), toy)[0] == 1.0
     assert one(Pays(at(4), np.array([[2.0]])), toy, env_reward_weight=1.0)[0] == 3.0
     assert one(Pays(at(4), torch.tensor(2.0)), toy, env_reward_weight=1.0)[0] == 3.0
-    assert one(Pays(at(4), True), toy, env_reward_weight=1.0)[0] == 2.0
-
-
-@pytest.mark.parametrize(
-    "reward",
-    [
-        np.array([1.0, 2.0]), "1.5", 1 + 2j, {}, 10**400, torch.tensor(3.0, requires_grad=True),
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_what_is_no_number_is_refused(toy: Bundle, reward: Any) -> None:
-    with pytest.raises(InputError, match=r"gave the reward .*Expected a number; fix the env"):
-        one(Pays(at(4), reward), toy)
+    for reward in (np.array([1.0, 2.0]), "1.5", 1 + 2j, {}, 10**400):
+        with pytest.raises(InputError, match=r"gave the reward .*Expected a number; fix the env"):
+            one(Pays(at(4), reward), toy)
 
 
 # --- errors while a step is judged -------------------------------------------------------------
@@ -189,15 +167,6 @@ def test_a_claim_is_never_taken_for_the_truth(toy: Bundle, form: Form) -> None:
         assert told is None or Truth()(info) is False
 
 
-def test_the_truth_around_a_learned_reward_leaves_its_claim(toy: Bundle) -> None:
-    inner = LearnedReward(at(4), toy.path, image_source="obs")
-    env = TrueSuccess(inner, lambda corridor: corridor.cell >= 6)
-    env.reset(seed=0)
-    *_, info = env.step(1)
-    assert claim_of(info) is True and info["true_success"] is False
-    env.close()
-
-
 # --- images and infos ------------------------------------------------------------------------
 
 
@@ -220,32 +189,4 @@ def test_a_batch_that_resets_itself_cannot_be_ended_by_a_claim(toy: Bundle) -> N
     env.reset()
     _, rewards, dones, infos = env.step(np.array([1]))
     assert rewards.tolist() == [1.0] and not dones.any() and infos[0]["is_success"]
-    env.close()
-
-
-class SameArray(gym.Env[Any, Any]):
-    """Counts in an array that it returns each time."""
-
-    observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self.count = np.zeros(1, np.float32)
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        self.count[:] = 0
-        return self.count, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.count += 1
-        return self.count, 0.0, False, bool(self.count[0] >= 3), {}
-
-
-def test_a_batch_tells_the_last_observation_of_an_episode() -> None:
-    env = BatchedVecEnv(SyncVectorEnv([SameArray] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
-    env.reset()
-    for _ in range(3):
-        observations, _, dones, infos = env.step(np.zeros(2, np.int64))
-    assert dones.all() and observations.tolist() == [[0.0], [0.0]]
-    assert [info["terminal_observation"].tolist() for info in infos] == [[3.0], [3.0]]
     env.close()

@@ -17,7 +17,6 @@ from vinoreward.errors import ConfigError, InputError
 from vinoreward.wrappers.sources import EnvInfo, ImageReader, default_source
 
 ENVS = 3
-KINDS = ("image", "planes")
 
 
 @pytest.fixture(scope="module")
@@ -29,53 +28,11 @@ def source_of(bundle: Bundle, source: Any, space: gym.Space[Any]) -> ImageReader
     return ImageReader(source, EnvInfo(space, "rgb_array", None, ENVS), bundle)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_of_observations_is_looked_at_where_it_lies(bundle: Bundle, kind: str) -> None:
-    envs = SyncVectorEnv([lambda: Camera(kind)] * ENVS)
-    observations, _ = envs.reset(seed=3)
-    source = source_of(bundle, "obs", envs.single_observation_space)
-    images = source.batch(observations, [0, 1, 2])
-    assert images.shape == (ENVS, HEIGHT, WIDTH, 3)
-    assert np.shares_memory(images, observations)
-    alone = [source.single(None, one) for one in observations]
-    np.testing.assert_array_equal(images, np.concatenate(alone))
-    # One whose observation is already of its next episode, and some environments.
-    other = observations[::-1].copy()
-    mixed = source.batch(observations, [0, 1, 2], last={1: other[0]})
-    np.testing.assert_array_equal(mixed[[0, 2]], images[[0, 2]])
-    np.testing.assert_array_equal(mixed[1], source.single(None, other[0])[0])
-    np.testing.assert_array_equal(source.batch(observations, [2, 0]), images[[2, 0]])
-    assert source.batch(observations, []).shape[0] == 0
-    envs.close()
-
-
-def test_a_function_is_asked_for_the_chosen_environments_only(bundle: Bundle) -> None:
-    asked: list[float] = []
-
-    def draw(env: Any, observation: Any) -> Any:
-        asked.append(float(observation[0]))
-        return np.full((HEIGHT, WIDTH, 3), int(observation[0]), np.uint8)
-
-    source = source_of(bundle, draw, gym.spaces.Box(0, 255, (1,), np.float32))
-    observations = np.array([[10], [11], [12]], np.float32)
-    found = source.batch(observations, [0, 2, 1], last={2: np.array([99], np.float32)})
-    assert asked == [10, 99, 11] == found[:, 0, 0, 0].tolist()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [(np.zeros((6, 8, 3)), "float64"), (np.zeros((6, 9, 3), np.uint8), "also of final")],
-)
-def test_a_final_image_of_another_kind_is_an_error(
-    bundle: Bundle, wrong: Any, message: str
-) -> None:
-    source = source_of(bundle, "obs", gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8))
+def test_images_of_different_sizes_are_an_error(bundle: Bundle) -> None:
+    images = source_of(bundle, "obs", gym.spaces.Box(0, 255, (HEIGHT, WIDTH, 3), np.uint8))
     observations = np.zeros((ENVS, HEIGHT, WIDTH, 3), np.uint8)
-    with pytest.raises(InputError, match=message):
-        bundle.prepare(source.batch(observations, [0, 1, 2], last={0: wrong}))
-
-
-def test_frames_of_different_sizes_are_an_error(bundle: Bundle) -> None:
+    with pytest.raises(InputError, match="also of final"):
+        images.batch(observations, [0, 1, 2], last={0: np.zeros((6, 9, 3), np.uint8)})
     source = source_of(bundle, "render", gym.spaces.Box(0, 1, (2,)))
     frames = [np.zeros((6, width, 3), np.uint8) for width in (8, 8, 9)]
     drawn = SimpleNamespace(render=lambda: frames)

@@ -6,7 +6,6 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +55,10 @@ def test_the_truth_is_that_of_the_state_a_step_ended_in(truths: str) -> None:
     assert "true_success" in again.reset(seed=0)[1]
 
 
-@pytest.mark.parametrize("kind", [gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv])
-def test_every_environment_of_a_vector_tells(
-    kind: Callable[..., gym.vector.VectorEnv[Any, Any, Any]], truths: str
-) -> None:
-    more = {"context": "spawn"} if kind is gym.vector.AsyncVectorEnv else {}
+def test_every_environment_of_a_vector_tells(truths: str) -> None:
     made = functools.partial(TrueSuccess, gym.make(ENV), f"{truths}:right")
-    envs = kind([made, functools.partial(TrueSuccess, gym.make(ENV), f"{truths}:right")], **more)
+    other = functools.partial(TrueSuccess, gym.make(ENV), f"{truths}:right")
+    envs = gym.vector.AsyncVectorEnv([made, other], context="spawn")
     try:
         envs.reset(seed=0)
         for _ in range(8):
@@ -117,19 +113,15 @@ def test_a_flag_of_any_library_is_read(value: Any, success: bool) -> None:
     assert Truth()({"succeed": value}) is success
 
 
-@pytest.mark.parametrize("value", [-0.066, 0.5, 2, "yes", None, [True, True], torch.ones(2)])
-def test_a_distance_or_a_list_is_no_truth(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"info\['reward_dist'\].*truth"):
-        Truth("reward_dist")({"reward_dist": value})
-
-
-def test_actors_and_commands_make_environments_that_tell(truths: str) -> None:
-    spec = EnvironmentSpec(ENV, truth=f"{truths}:right")
-    for env in (spec.make(), make_env(RewardedTask(env=ENV, truth=f"{truths}:right"))):
-        assert env.reset(seed=0)[1]["true_success"] in (True, False)
+def test_a_distance_or_a_list_is_no_truth() -> None:
+    for value in (-0.066, 2, "yes", None, [True, True], torch.ones(2)):
+        with pytest.raises(ConfigError, match=r"info\['reward_dist'\].*truth"):
+            Truth("reward_dist")({"reward_dist": value})
 
 
 def test_the_oracle_pays_the_truth_alone(truths: str) -> None:
+    spec = EnvironmentSpec(ENV, truth=f"{truths}:right")  # as actors make it
+    assert spec.make().reset(seed=0)[1]["true_success"] in (True, False)
     given: dict[str, Any] = {"env": ENV, "truth": f"{truths}:right", "backend": "oracle"}
     env = make_env(RewardedTask(**given, success_reward=7.0, step_reward=0.0))
     env.reset(seed=0)
@@ -141,7 +133,7 @@ def test_the_oracle_pays_the_truth_alone(truths: str) -> None:
     raise AssertionError("it never got there")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="OSMesa is for Linux")
 def test_training_lives_beside_mesas_software_renderer() -> None:
     pytest.importorskip("mujoco")
