@@ -21,8 +21,7 @@ from vinoreward_actors.actor_learner.acting.evaluation import (
 )
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig
 from vinoreward_actors.actor_learner.controller import Pushed
-from vinoreward_actors.actor_learner.engines.base import Event
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
+from vinoreward_actors.actor_learner.engines.base import EngineConfig, Event
 from vinoreward_actors.actor_learner.engines.processes import Child, run_evaluator
 from vinoreward_actors.policies.policy import Policy
 

@@ -23,8 +23,7 @@ from vinoreward_actors.actor_learner.checkpoint import Array, ObservationBuffer,
 from vinoreward_actors.actor_learner.compressor import STATE_FILE, CompressorConfig
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig, SamplesPerInsert
 from vinoreward_actors.actor_learner.controller import Controller
-from vinoreward_actors.actor_learner.engines.base import Engine
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
+from vinoreward_actors.actor_learner.engines.base import Engine, EngineConfig
 from vinoreward_actors.actor_learner.engines.inline import InlineEngine
 from vinoreward_actors.actor_learner.engines.local import LocalEngine
 from vinoreward_actors.actor_learner.engines.ray.engine import RayEngine

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -22,12 +23,12 @@ from vinoreward.processes import STOPS, THREADS, forget_safe_path, starting_proc
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, read_policies
 from vinoreward_actors.actor_learner.engines.base import error_report, in_short
-from vinoreward_actors.actor_learner.engines.supervisor import Ended
+from vinoreward_actors.actor_learner.engines.workers import Ended
 
 TERMINATED_GRACE = 30.0
 """Seconds after SIGTERM in which the learner may save its state and end this process."""
-SIGN_EVERY = 0.5
-"""Seconds between two signs of life of an evaluation."""
+SIGN_EVERY = 0.1
+"""Seconds between two signs of life."""
 FAILED = 3
 """Exit status of a process that reported its error."""
 JOIN_TIMEOUT = 5.0
@@ -93,6 +94,8 @@ class Child:
 
     def start(self, *arguments: Any) -> None:
         """Start a process; the one before has ended. OSError if the system has no room."""
+        with starting_processes():
+            resource_tracker.ensure_running()  # before: its start unblocks signals
         context = multiprocessing.get_context("spawn")
         reading, writing = context.Pipe(duplex=False)
         process = context.Process(

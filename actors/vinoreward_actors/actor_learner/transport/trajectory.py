@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from vinoreward.closing import Closing
 from vinoreward.errors import InputError
-from vinoreward_actors.actor_learner.transport.shared_memory import aligned
+from vinoreward_actors.actor_learner.transport.memory import aligned
 from vinoreward_actors.policies.spec import PolicySpec
 
 FULL_PRECISION, COMPRESSED = 0, 1
