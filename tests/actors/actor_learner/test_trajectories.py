@@ -37,20 +37,22 @@ def test_values_a_learner_must_not_see_are_refused(name, value, message):
     assert link.counts == {"steps": 32}
 
 
-def test_the_layout_is_aligned_and_does_not_overlap():
+def test_a_slot_has_every_array_and_its_size():
     spec = TrajectorySpec(5, 3, (7, 2), "uint8", (2,), 4)
-    end = 0
-    for name, at in spec.fields().items():
-        assert at.offset % 64 == 0 and at.offset >= end, name
-        end = at.offset + at.nbytes
-    assert tuple(spec.fields()) == ARRAYS
-    assert spec.nbytes >= end and spec.nbytes % 64 == 0
+    assert spec.layout.names == ARRAYS and spec.nbytes % 64 == 0
     assert spec.transitions == 15
-    empty = spec.empty(actor=3, generation=1)
-    spec.check(empty)
-    assert empty.observations.shape == empty.next_observations.shape == (5, 3, 7, 2)
-    assert empty.actions.shape == (5, 3, 2) and empty.actions.dtype == np.float32
-    assert (empty.actor, empty.generation) == (3, 1)
+    buffer = np.zeros(spec.nbytes, np.uint8)
+    one = spec.view(buffer, actor=3, generation=1)
+    spec.check(one)
+    assert one.observations.shape == one.next_observations.shape == (5, 3, 7, 2)
+    assert one.actions.shape == (5, 3, 2) and one.actions.dtype == np.float32
+    assert (one.actor, one.generation) == (3, 1)
+    for number, array in enumerate(one.arrays().values()):
+        array[...] = number % 2
+    again = spec.view(buffer)
+    assert all((array == at % 2).all() for at, array in enumerate(again.arrays().values()))
+    buffer.flags.writeable = False
+    assert not any(array.flags.writeable for array in spec.view(buffer).arrays().values())
 
 
 def test_sizes_shapes_dtypes_and_continuous_actions_are_checked():
