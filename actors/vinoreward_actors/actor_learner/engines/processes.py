@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any
 
 from vinoreward.processes import STOPS, THREADS, forget_safe_path, starting_processes
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward_actors.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, read_policies
+from vinoreward_actors.actor_learner.acting.evaluation import FIRST_SEED, Evaluator
 from vinoreward_actors.actor_learner.engines.base import error_report, in_short
 from vinoreward_actors.actor_learner.engines.workers import Ended
+from vinoreward_actors.policies.wire import load_policy
 
 TERMINATED_GRACE = 30.0
 """Seconds after SIGTERM in which the learner may save its state and end this process."""
@@ -225,6 +225,8 @@ def run_evaluator(
         seeds = range(FIRST_SEED, FIRST_SEED + episodes)
         with Evaluator(environment, backend, on_step) as evaluator:
             while True:
-                full, compressed = read_policies(Path(requests.recv_bytes().decode()))
+                folder, paired = requests.recv()
+                full = load_policy(f"{folder}/full.json")
+                compressed = load_policy(f"{folder}/compressed.json") if paired else None
                 pair = evaluator.pair(full, compressed, seeds)
                 send(pipe, "evaluated", pair.to_dict())
