@@ -196,7 +196,7 @@ class TestLimits:
                 engine.take(7, timeout=0.0)
 
     def test_samples_per_insert(self, name: str, watched: Callable[..., EngineConfig]) -> None:
-        limiter = SamplesPerInsert(4.0, 18, 2 * 4.0 * 18, insert_size=18, sample_size=32)
+        limiter = SamplesPerInsert(4.0, 18, insert_size=18, sample_size=32)
         with started(name, watched(actors=2, slots=50, limiter=limiter)) as engine:
             samples = 0
 

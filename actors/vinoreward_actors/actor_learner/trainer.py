@@ -229,14 +229,11 @@ def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInser
     needs = learner.consumption
     if needs.trajectories > 0:
         return None
-    together = config.steps * config.environments * config.actors
-    smallest = SamplesPerInsert.smallest_buffer(config.samples_per_insert, together, needs.sampled)
     return SamplesPerInsert(
         config.samples_per_insert,
         # A restored replay is full enough; counting starts over.
         1 if learner.ready else max(1, needs.minimum),
-        2.0 * smallest,
-        insert_size=together,
+        insert_size=config.steps * config.environments * config.actors,
         sample_size=needs.sampled,
     )
 
