@@ -139,20 +139,15 @@ class Called(Closing):
         self._outputs = BackendOutputs(batch)
         self._compressor = Compressor(compressor, link, batch, self._outputs)
 
-    def call(self, *, save: bool = False) -> bool:
-        """Fill a trajectory or compress the newest weights; or only ``save`` the state, if due.
+    def call(self) -> bool:
+        """Fill a trajectory, or save the compressor's state if due and compress the newest weights.
 
         Returns:
             bool: whether there is a trajectory, or a compressed policy.
         """
         if self._actor is not None:
             return self._actor.rollout()
-        if self._compressor is None:
-            raise not_running()
-        if save:
-            self._compressor.save_if_asked()
-            return False
-        return self._compressor.step()
+        return self._compressor is not None and self._compressor.step()
 
     def close(self) -> None:
         """Close environments and backends."""

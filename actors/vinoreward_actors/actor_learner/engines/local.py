@@ -28,6 +28,7 @@ from vinoreward_actors.actor_learner.engines.base import (
 )
 from vinoreward_actors.actor_learner.engines.processes import SIGN_EVERY, Child, reporting, send
 from vinoreward_actors.actor_learner.engines.workers import (
+    SAVE_PATIENCE,
     Ended,
     Observations,
     Worker,
@@ -48,9 +49,7 @@ BLOB_ROOM = 1 << 20
 """Bytes of a compressed policy beyond those of its weights in full precision; a compiled INT8 form
 needs about half of them."""
 END_PATIENCE = 3.0
-SAVE_PATIENCE = 10.0
-"""Seconds that processes have to end by themselves; longer for a compressor, which may be in the
-middle of its work and has a state to save."""
+"""Seconds that actors have to end by themselves."""
 NO_GUARD = (
     "nothing: see what it wrote to the terminal. A script that starts a training needs its code "
     'below `if __name__ == "__main__":`, as processes that are started import it.'
@@ -79,7 +78,6 @@ class Order:
     settings: ActorSettings
     slot: int = 0  # of an actor's trajectory
     rows: tuple[tuple[int, ...], str] | None = None  # shape and dtype of new observations
-    save: bool = False  # only save the state
 
 
 # In a child process
@@ -113,15 +111,16 @@ class LocalLink(Link):
         self._over = True
         self._orders.put(None)
 
-    def next(self) -> Order | None:
-        """Wait for the next order and take its settings; None at the end."""
+    def next(self) -> bool:
+        """Wait for the next order and take its settings; False if there is none any more."""
         order = self._orders.get()
-        if order is not None:
-            self.settings, self._slot = order.settings, order.slot
-            memory = self._shared.observations
-            if order.rows is not None and memory is not None:
-                self.observations = memory.array(0, *order.rows).copy()
-        return order
+        if order is None:
+            return False
+        self.settings, self._slot = order.settings, order.slot
+        memory = self._shared.observations
+        if order.rows is not None and memory is not None:
+            self.observations = memory.array(0, *order.rows).copy()
+        return True
 
     @property
     def stopped(self) -> bool:  # type: ignore[override]
@@ -182,8 +181,8 @@ def run_process(
         with Called(config, link, number, generation) as process:
             link.report("begun", None)
             acts = config.compressor is None
-            while (order := link.next()) is not None:
-                done = process.call(save=order.save)
+            while link.next():
+                done = process.call()
                 if acts and not done:  # stopped in the middle
                     break
                 link.report(*(("filled", link.counts) if acts else ("compressed", done)))
@@ -270,10 +269,8 @@ class LocalWorker(Worker):
         self._free += [slot for held, slot in self._held if held is trajectory]
         self._held = [each for each in self._held if each[0] is not trajectory]
 
-    def stop(self, settings: ActorSettings, *, save: bool) -> None:
-        """Ask the process to end, and before that to ``save`` its state."""
-        if save:
-            self._send(Order(settings, save=True))
+    def stop(self) -> None:
+        """Ask the process to end: an actor at its next step, the compressor after its calls."""
         if self._orders is not None:
             self._orders.close()
             self._orders = None
@@ -286,9 +283,7 @@ class LocalWorker(Worker):
 
     def end(self) -> bool:
         """See :meth:`Worker.end`."""
-        if self._orders is not None:
-            self._orders.close()
-            self._orders = None
+        self.stop()
         if not self.child.end():
             return False
         self._free += self._asked
@@ -349,7 +344,9 @@ class LocalEngine(WorkerEngine[LocalWorker]):
         """See :meth:`Engine.close`: wait for processes, which are asked to stop, then kill them."""
         workers, self._workers, self._opened = self._workers, [], None
         for worker in workers:
-            worker.stop(self._settings, save=not worker.acts and self._save_is_due)
+            if not worker.acts and worker.begun and self._save_is_due:
+                worker.call(self._settings, None)
+            worker.stop()
         began = time.monotonic()
         while left := [worker for worker in workers if worker.ending()]:
             saving = not all(worker.acts for worker in left)

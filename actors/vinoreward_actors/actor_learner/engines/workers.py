@@ -31,6 +31,8 @@ from vinoreward_actors.policies.policy import Policy
 
 Observations = npt.NDArray[np.generic]
 MINUTE = 60.0
+SAVE_PATIENCE = 10.0
+"""Seconds that the compressor has at the end, for its work under way and to save its state."""
 
 
 class Ended(NamedTuple):

@@ -21,6 +21,7 @@ from vinoreward_actors.actor_learner.engines.ray.cluster import (
 )
 from vinoreward_actors.actor_learner.engines.ray.process import Order, Published, RayProcess, Result
 from vinoreward_actors.actor_learner.engines.workers import (
+    SAVE_PATIENCE,
     Ended,
     Observations,
     Worker,
@@ -32,8 +33,6 @@ from vinoreward_actors.policies.policy import Policy
 from vinoreward_actors.policies.wire import Encoded, decode
 
 FETCH_TIMEOUT = 60.0
-SAVE_PATIENCE = 10.0
-"""Seconds that the compressor has at the end to save its state."""
 
 
 class RayWorker(Worker):
@@ -52,15 +51,13 @@ class RayWorker(Worker):
     ) -> None:
         super().__init__(name, number, config)
         self._cluster, self._ray, self._weights = cluster, cluster.ray, weights
-        self.saves = not self.acts and config.compressor is not None
-        self.saves = self.saves and config.compressor.folder is not None  # type: ignore[union-attr]
+        compressor = None if self.acts else config.compressor
+        self.saves = compressor is not None and compressor.folder is not None
         # The state goes to the learner's disk, from where a resumed run reads it. That machine's
         # processors may all be taken by actors.
         self.processors = 0 if self.saves else 1
         self._handle: Any = None
-        self.result: Any = None
-        """The reference to the result of the call under way; None if there is none."""
-        self._payload: Any = None
+        self.result: Any = None  # the reference to that of the call under way
         self._given: tuple[Observations | None, list[Any]] = (None, [])
 
     def start(self) -> None:
@@ -72,18 +69,16 @@ class RayWorker(Worker):
         # An actor's without the chain, which may import torch.
         config = replace(self._config, compressor=None) if self.acts else self._config
         pickled = self._ray.cloudpickle.dumps(config)
-        self._handle = remote(RayProcess).remote(sys.path, self.number, self.generation, pickled)
-        self.result = self._handle.begin.remote()
+        handle = remote(RayProcess).remote(sys.path, self.number, self.generation, pickled)
+        self._handle, self._ask = handle, handle.call.options(num_returns=2)
+        self.result, self._payload = self._ask.remote(None)
 
     def call(self, settings: ActorSettings, observations: Observations | None) -> None:
-        """See :meth:`Worker.call`."""
-        self.result, self._payload = self._ask(settings, observations)
-
-    def _ask(self, settings: ActorSettings, observations: Observations | None, **rest: bool) -> Any:
+        """See :meth:`Worker.call`; Ray keeps the order of calls."""
         if observations is not None and observations is not self._given[0]:
             self._given = observations, [self._ray.put(observations)]
-        order = Order(settings, dict(self._weights), self._given[1], **rest)
-        return self._handle.call.options(num_returns=2).remote(order)
+        order = Order(settings, dict(self._weights), self._given[1])
+        self.result, self._payload = self._ask.remote(order)
 
     def messages(self) -> list[tuple[str, Any]]:
         """See :meth:`Worker.messages`."""
@@ -104,11 +99,9 @@ class RayWorker(Worker):
             if result.made is not None:
                 self._weights[COMPRESSED] = Published(*result.made, [self._payload])
             return [*found, ("compressed", result.made is not None)]
-        spec, payload = self._config.trajectory, result.payload
-        if payload is not None:
-            found.append(
-                ("filled", (result.counts, spec.view(payload, self.number, self.generation)))
-            )
+        if result.payload is not None:
+            view = self._config.trajectory.view(result.payload, self.number, self.generation)
+            found.append(("filled", (result.counts, view)))
         return found
 
     def hangs(self, now: float) -> str:
@@ -118,11 +111,6 @@ class RayWorker(Worker):
         longest = config.start_timeout + config.heartbeat if self.acts else config.longest_push
         hung = self.begun and self.calls > 0 and now - self.sign > longest
         return f"gave no result for {longest:g} s" if hung else ""
-
-    def save(self, settings: ActorSettings) -> None:
-        """Let the compressor save its state, after the call under way: Ray keeps their order."""
-        saved, _ = self._ask(settings, None, save=True)
-        self._ray.wait([saved], timeout=SAVE_PATIENCE)
 
     def end(self) -> bool:
         """See :meth:`Worker.end`."""
@@ -198,7 +186,8 @@ class RayEngine(WorkerEngine[RayWorker]):
             if cluster.ray.is_initialized():
                 for worker in workers:
                     if worker.saves and worker.begun and self._save_is_due:
-                        worker.save(self._settings)
+                        worker.call(self._settings, None)
+                        cluster.ray.wait([worker.result], timeout=SAVE_PATIENCE)
                 for worker in workers:
                     worker.end()
         finally:

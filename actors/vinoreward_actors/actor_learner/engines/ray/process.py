@@ -31,7 +31,6 @@ class Order(NamedTuple):
     settings: ActorSettings
     weights: Mapping[int, Published]  # by network
     observations: list[Any]  # the reference to them, for the compressor
-    save: bool = False  # only save the state
 
 
 class Result(NamedTuple):
@@ -86,30 +85,27 @@ class RayProcess:
         self._runs: Called | None = None
         self._seen: Any = None
 
-    def begin(self) -> Result:
-        """Make the actor or compressor."""
-        try:
-            self._runs = Called(self._config, self._link, self._number, self._generation)
-        except BaseException as error:  # noqa: BLE001  (nothing is swallowed: the learner gets it)
-            return Result(error=error_report(error))
-        return Result()
+    def call(self, order: Order | None) -> tuple[Result, Bytes | None]:
+        """Fill a trajectory, or compress the newest weights; the second result is their payload.
 
-    def call(self, order: Order) -> tuple[Result, Bytes | None]:
-        """Fill a trajectory, or compress the newest weights; the second result is their payload."""
+        The first call, without an order, returns as soon as there is a process.
+        """
         import ray
 
-        link, runs = self._link, self._runs
+        link = self._link
+        if order is None:
+            return Result(), None
         try:
-            if runs is None:
-                raise RuntimeError("called before begin()")
+            if self._runs is None:
+                self._runs = Called(self._config, link, self._number, self._generation)
             link.settings, link.weights = order.settings, order.weights
             if order.observations and order.observations[0] != self._seen:
                 self._seen = order.observations[0]
                 link.observations = np.array(ray.get(self._seen))
-            done = runs.call(save=order.save)
+            done = self._runs.call()
         except BaseException as error:  # noqa: BLE001  (nothing is swallowed: the learner gets it)
-            if runs is not None:
-                runs.close()
+            if self._runs is not None:
+                self._runs.close()
             return Result(sent=link.take_sent(), error=error_report(error)), None
         if self._config.compressor is None:
             return Result(link.counts, link.take_sent(), link.buffer), None
