@@ -38,7 +38,7 @@ CHUNK = 1 << 16
 def send(pipe: Connection, kind: str, value: Any) -> None:
     """Write a message, plain data, as a line of JSON; waits while the pipe is full.
 
-    Not with ``Connection.send_bytes``: the supervisor would wait for the rest of a message of a
+    Not with ``Connection.send_bytes``: the learner would wait for the rest of a message of a
     stopped child, and would not notice that the child hangs.
     """
     data = memoryview(json.dumps({"kind": kind, "value": value}).encode() + b"\n")
