@@ -25,8 +25,7 @@ from engine_runs import (
 
 from vinoreward.errors import ConfigError
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineError
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
+from vinoreward_actors.actor_learner.engines.base import Engine, EngineConfig, EngineError
 from vinoreward_actors.actor_learner.engines.ray.cluster import ADDRESS, Cluster
 from vinoreward_actors.actor_learner.trainer import make_engine
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
@@ -155,7 +154,6 @@ class TestExperience:
                     assert (np.diff(one.versions[:, 0]) >= 0).all()
                     if one.versions.min() == 39:
                         have[one.actor] = one
-            assert list(engine.pulled()) == [39, 39]
             policy = lowered(random_policy(spec, 39), bits)
             for one in have.values():
                 outputs = forward(policy, one.observations[:, 0])
@@ -198,7 +196,7 @@ class TestLimits:
                 engine.take(7, timeout=0.0)
 
     def test_samples_per_insert(self, name: str, watched: Callable[..., EngineConfig]) -> None:
-        limiter = SamplesPerInsert(4.0, 18, 2 * 4.0 * 18, insert_size=18, sample_size=32)
+        limiter = SamplesPerInsert(4.0, 18, insert_size=18, sample_size=32)
         with started(name, watched(actors=2, slots=50, limiter=limiter)) as engine:
             samples = 0
 

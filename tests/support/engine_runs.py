@@ -17,8 +17,7 @@ from vinoreward_actors.actor_learner.acting.actor import ActorConfig
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.compressor import CompressorConfig
 from vinoreward_actors.actor_learner.config import SamplesPerInsert
-from vinoreward_actors.actor_learner.engines.base import Engine, Event
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
+from vinoreward_actors.actor_learner.engines.base import Engine, EngineConfig, Event
 from vinoreward_actors.actor_learner.engines.local import LocalEngine
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
@@ -27,7 +26,6 @@ from vinoreward_actors.policies.backends.base import make_backend
 from vinoreward_actors.policies.policy import Policy
 from vinoreward_actors.policies.spec import PolicySpec, mlp
 
-SHARED_MEMORY = Path("/dev/shm")
 NUMBERED = mlp(2, 2, head="logits", hidden=(8, 8))
 """A network for ``faulty_environments:Numbered``."""
 USUAL = ActorSettings()
@@ -134,11 +132,6 @@ def process_named(name: str) -> Any:
     return found[0]
 
 
-def segments(pid: int | None = None) -> list[str]:
-    """Names in shared memory that a process (this one) has made."""
-    return [path.name for path in SHARED_MEMORY.glob(f"vinoreward_{pid or os.getpid()}_*")]
-
-
 def replay_training(folder: Path) -> Any:
     """A DQN of CartPole with two actors and a compressor, gone on with if there is a checkpoint."""
     from faulty_environments import Remembers
@@ -172,7 +165,7 @@ def compressor_pushes(folder: Path) -> int:
 
 
 def check_nothing_left() -> None:
-    """No process and no shared memory of this process's trainings."""
+    """No process of this process's trainings; shared memory goes with the last of them."""
     # The resource tracker is Python's own and stays; so does the server that forks the processes of
     # Stable-Baselines3's SubprocVecEnv, without them.
     children = [
@@ -182,7 +175,6 @@ def check_nothing_left() -> None:
         and not ("forkserver" in command and child.ppid() == os.getpid())
     ]
     assert children == []
-    assert segments() == []
 
 
 def as_computed(policy: Policy) -> Policy:

@@ -10,9 +10,8 @@ import numpy as np
 
 from vinoreward_actors.actor_learner.acting.actor import Actor, ActorConfig
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward_actors.actor_learner.transport.link import ActorLink, ActorSettings, Weights
+from vinoreward_actors.actor_learner.transport.link import ActorSettings, Link, Weights
 from vinoreward_actors.actor_learner.transport.trajectory import (
-    COMPRESSED,
     FULL_PRECISION,
     Trajectory,
     TrajectorySpec,
@@ -40,62 +39,36 @@ def policy_of(spec: PolicySpec, version: int, seed: int | None = None) -> Policy
     )
 
 
-class PlainLink(ActorLink):
-    """Everything in this process; ``after`` is called with the number of trajectories so far."""
+class PlainLink(Link):
+    """Keeps all that an actor sends; ``after`` is called with the number of trajectories so far."""
 
-    def __init__(self, spec: TrajectorySpec, rollouts: int, settings: ActorSettings) -> None:
-        self._spec = spec
-        self._rollouts = rollouts
-        self._begun: Trajectory | None = None
-        self.told = settings
-        self.weights: dict[int, Policy | None] = {FULL_PRECISION: None, COMPRESSED: None}
+    def __init__(self, spec: TrajectorySpec, settings: ActorSettings) -> None:
+        super().__init__(spec)
+        self.settings = settings
         self.done: list[Trajectory] = []
-        self.counts: Counter[str] = Counter()
+        self.counted: Counter[str] = Counter()
         self.episodes: list[dict[str, Any]] = []
         self.refused: list[dict[str, Any]] = []
         self.looks: list[tuple[int, int]] = []
         self.after: Callable[[int], None] = lambda done: None
-        self.version = 0
-        self.over = False
 
-    def publish(self, policy: Policy, network: int = FULL_PRECISION) -> None:
-        self.weights[network] = policy
-        if network == FULL_PRECISION:
-            self.version = policy.version
-
-    @property
-    def stopped(self) -> bool:
-        return self.over or len(self.done) >= self._rollouts
-
-    @property
-    def learner_version(self) -> int:
-        return self.version
-
-    def settings(self) -> ActorSettings:
-        return self.told
+    def put(self, policy: Policy, network: int = FULL_PRECISION) -> None:
+        """Make a policy the latest of a network."""
+        encoded = encode(policy)
+        self.stores[network] = Weights(encoded.header, encoded.payload(), policy.version)
 
     def report(self, kind: str, value: Any) -> None:
         assert kind == "refused"
         self.refused.append(value)
 
-    def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
-        self.looks.append((store, have))
-        found = self.weights[store]
-        if found is None or found.version <= have:
-            self.over |= wait  # nobody is there who could publish
-            return None
-        encoded = encode(found)
-        return Weights(encoded.header, encoded.payload(), found.version)
-
-    def begin(self) -> Trajectory | None:
-        self._begun = self._spec.empty()
-        return self._begun
+    def pull(self, network: int, have: int) -> Weights | None:
+        self.looks.append((network, have))
+        return super().pull(network, have)
 
     def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
-        assert self._begun is not None
-        self._spec.check(self._begun)
-        self.done.append(self._begun)
-        self.counts.update(counts)
+        super().commit(counts)
+        self.done.append(self._filled())
+        self.counted.update(counts)
         self.episodes += [dict(each) for each in episodes]
         self.after(len(self.done))
 
@@ -113,8 +86,8 @@ def acted(
 ) -> PlainLink:
     """Let an actor fill some trajectories."""
     trajectories = TrajectorySpec.of(spec, steps, environments)
-    link = PlainLink(trajectories, rollouts, settings)
-    link.publish(policy_of(spec, int(config.get("first_version", 0))))
+    link = PlainLink(trajectories, settings)
+    link.put(policy_of(spec, int(config.get("first_version", 0))))
     if begin is not None:
         begin(link)
     made = EnvironmentSpec(environment) if isinstance(environment, str) else environment
@@ -126,5 +99,7 @@ def acted(
         steps=steps,
         **config,
     )
-    Actor(told, link, number=0).run()
+    with Actor(told, link, number=0) as actor:
+        for _ in range(rollouts):
+            actor.rollout()
     return link

@@ -1,4 +1,4 @@
-"""The compressor: wait for newer weights, compress, check, publish. Training never waits for it.
+"""The compressor: pull the newest weights, compress, check, publish. Training never waits for it.
 
 If it is late, actors keep their weights; if it dies, they use the learner's own.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError, VinorewardError
 from vinoreward.files import atomic_path, open_plain, read_npz, read_plain, reason_of
-from vinoreward_actors.actor_learner.transport.link import NONE, ActorSettings, CompressorLink
+from vinoreward_actors.actor_learner.transport.link import NONE, Link
 from vinoreward_actors.actor_learner.transport.trajectory import FULL_PRECISION
 from vinoreward_actors.compression.chain import (
     CompressionContext,
@@ -76,7 +76,7 @@ class Pace:
 
 
 class Compressor:
-    """Compresses the newest version, again and again.
+    """Compresses the newest version when it is called.
 
     Actors compute ``batch`` observations at once. ``outputs`` computes compressed policies on their
     backends, for the check before publication; None checks in NumPy.
@@ -85,7 +85,7 @@ class Compressor:
     def __init__(
         self,
         config: CompressorConfig,
-        link: CompressorLink,
+        link: Link,
         batch: int = 1,
         outputs: Run | None = None,
     ) -> None:
@@ -102,24 +102,24 @@ class Compressor:
             self._pushes, state = read_state(config.folder / STATE_FILE)
             self._chain.load_state(state)
 
-    def run(self) -> None:
-        """Compress until the learner stops it."""
-        while not self._link.stopped:
-            self.step(wait=True)
-        self.save_if_asked()
+    def step(self) -> bool:
+        """Compress the newest version, if it is new; save the state, if the learner asks for it.
 
-    def step(self, *, wait: bool = False) -> None:
-        """Compress the newest version, if it is new; save the state, if the learner asks for it."""
+        Returns:
+            bool: whether there is a compressed policy of it.
+        """
         self.save_if_asked()
-        weights = self._link.pull(FULL_PRECISION, self._have, wait=wait)
+        weights = self._link.pull(FULL_PRECISION, self._have)
         if weights is None:
-            return
+            return False
+        self._have = weights.version
+        self._link.report("pulled", self._have)
         pushed = weights.policy()
         parameters = pushed.float_parameters()
         teacher = pushed.replace(parameters=parameters, backend=self._config.backend)
-        self._have = teacher.version
         with self._reporting(self._have):
-            self._push(teacher, self._link.settings())
+            return self._push(teacher)
+        return False
 
     @contextlib.contextmanager
     def _reporting(self, version: int) -> Iterator[None]:
@@ -129,10 +129,10 @@ class Compressor:
         except VinorewardError as error:
             self._link.report("compressor", {"version": version, "error": str(error)})
 
-    def _push(self, teacher: Policy, settings: ActorSettings) -> None:
-        observations = self._link.observations()
+    def _push(self, teacher: Policy) -> bool:
+        settings, observations = self._link.settings, self._link.observations
         if not settings.enabled or observations is None:
-            return
+            return False
         start, cpu = time.perf_counter(), time.process_time()
         seconds = self._pace.seconds(teacher.version, start)
         parameters = self._chain.parameters()
@@ -165,10 +165,11 @@ class Compressor:
                 "quality": asdict(quality),
             },
         )
+        return True
 
     def save_if_asked(self) -> None:
         """Write the state if the learner has asked for it since the last time."""
-        asked = self._link.settings().save
+        asked = self._link.settings.save
         if asked <= self._saved or self._config.folder is None:
             return
         self._saved = asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from vinoreward.errors import ConfigError
@@ -109,36 +108,28 @@ class SamplesPerInsert:
 
     ratio: float
     min_size: int  # inserts before the first sample
-    error_buffer: float  # in samples
-    insert_size: int = 1
-    """Maximum inserted at once, by all actors that read the counters before one of them inserts."""
-    sample_size: int = 1  # maximum sampled at once (a batch)
+    insert_size: int  # maximum inserted at once
+    sample_size: int  # maximum sampled at once (a batch)
 
-    def __post_init__(self) -> None:
-        needed = self.smallest_buffer(self.ratio, self.insert_size, self.sample_size)
-        if not needed <= self.error_buffer < math.inf:
-            raise ConfigError(
-                field="error_buffer", value=self.error_buffer, expected=f"at least {needed:g}"
-            )
-
-    @staticmethod
-    def smallest_buffer(ratio: float, insert_size: int = 1, sample_size: int = 1) -> float:
-        """Return the smallest error buffer that cannot block both sides."""
+    @property
+    def error_buffer(self) -> float:
+        """In samples: twice the smallest with which never both sides wait."""
         # Blocked both: surplus > offset + buffer - insert·ratio and < offset - buffer + sample.
         # Blocked before the first sample: an insert that passes min_size by insert_size - 1.
-        return max(ratio * insert_size, (ratio * insert_size + sample_size) / 2)
+        inserted = self.ratio * self.insert_size
+        return 2.0 * max(inserted, (inserted + self.sample_size) / 2)
 
     def surplus(self, inserts: int, samples: int) -> float:
         """Return ``inserts · ratio - samples``, relative to its value when sampling may begin."""
         return (inserts - self.min_size) * self.ratio - samples
 
-    def can_insert(self, inserts: int, samples: int, count: int = 1) -> bool:
+    def can_insert(self, inserts: int, samples: int, count: int) -> bool:
         """Return whether ``count`` more may be inserted after these inserts and samples."""
         if inserts + count <= self.min_size:
             return True
         return self.surplus(inserts + count, samples) <= self.error_buffer + ROUNDING
 
-    def can_sample(self, inserts: int, samples: int, count: int = 1) -> bool:
+    def can_sample(self, inserts: int, samples: int, count: int) -> bool:
         """Return whether ``count`` more may be sampled after these inserts and samples."""
         if inserts < self.min_size:
             return False

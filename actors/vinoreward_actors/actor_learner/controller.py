@@ -50,7 +50,7 @@ class Pushed:
 
 
 class PolicyCache:
-    """The versions that a process has pulled, and newer ones that may still be pulled.
+    """The versions that the compressor has pulled, and newer ones that may still be pulled.
 
     Versions that a slow compressor skips never have rows, so they are evicted first.
     """
@@ -178,10 +178,9 @@ class Controller:
             sparsity=setting.sparsity,
         )
 
-    def cache_pushed(self, pushed: Pushed, pulled: Sequence[int] = ()) -> None:
-        """Cache pushed weights for :meth:`watch`; ``pulled`` as by :meth:`Engine.pulled`."""
+    def cache_pushed(self, pushed: Pushed) -> None:
+        """Cache pushed weights for :meth:`watch`."""
         if self._compressing:
-            self.cache.pulled(pulled[self._config.actors :])  # by the compressor
             self.cache.add(pushed)
 
     def evaluated(self, pair: Pair, version: int) -> None:

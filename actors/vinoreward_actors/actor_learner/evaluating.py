@@ -7,7 +7,6 @@ import tempfile
 import time
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from vinoreward.closing import Closing
 from vinoreward.errors import VinorewardError
@@ -17,14 +16,13 @@ from vinoreward_actors.actor_learner.acting.evaluation import (
     Evaluation,
     Evaluator,
     Pair,
-    write_policies,
 )
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig
 from vinoreward_actors.actor_learner.controller import Pushed
-from vinoreward_actors.actor_learner.engines.base import Event
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
+from vinoreward_actors.actor_learner.engines.base import EngineConfig, Event
 from vinoreward_actors.actor_learner.engines.processes import Child, run_evaluator
 from vinoreward_actors.policies.policy import Policy
+from vinoreward_actors.policies.wire import save_policy
 
 
 class Evaluations(Closing):
@@ -93,12 +91,14 @@ class BackgroundEvaluations(Evaluations):
         self._begun = self._last_sign = time.monotonic()
         try:
             # By files, as a pipe holds little: this process would wait until the other one reads.
-            write_policies(Path(self._files.name), pushed.policy, compressed)
+            save_policy(self._files.name, pushed.policy, "full")
+            if compressed is not None:
+                save_policy(self._files.name, compressed, "compressed")
             if not self._child.alive:
                 self._start()
             if self._requests is not None:
-                self._requests.send_bytes(self._files.name.encode())
-        except OSError as error:
+                self._requests.send((self._files.name, compressed is not None))
+        except (OSError, VinorewardError) as error:
             self._failure = str(error)
 
     def take(self) -> tuple[Evaluation | None, list[Event]]:

@@ -23,8 +23,7 @@ from vinoreward_actors.actor_learner.checkpoint import Array, ObservationBuffer,
 from vinoreward_actors.actor_learner.compressor import STATE_FILE, CompressorConfig
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig, SamplesPerInsert
 from vinoreward_actors.actor_learner.controller import Controller
-from vinoreward_actors.actor_learner.engines.base import Engine
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
+from vinoreward_actors.actor_learner.engines.base import Engine, EngineConfig
 from vinoreward_actors.actor_learner.engines.inline import InlineEngine
 from vinoreward_actors.actor_learner.engines.local import LocalEngine
 from vinoreward_actors.actor_learner.engines.ray.engine import RayEngine
@@ -230,14 +229,11 @@ def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInser
     needs = learner.consumption
     if needs.trajectories > 0:
         return None
-    together = config.steps * config.environments * config.actors
-    smallest = SamplesPerInsert.smallest_buffer(config.samples_per_insert, together, needs.sampled)
     return SamplesPerInsert(
         config.samples_per_insert,
         # A restored replay is full enough; counting starts over.
         1 if learner.ready else max(1, needs.minimum),
-        2.0 * smallest,
-        insert_size=together,
+        insert_size=config.steps * config.environments * config.actors,
         sample_size=needs.sampled,
     )
 

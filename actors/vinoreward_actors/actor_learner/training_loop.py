@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -15,8 +15,12 @@ from vinoreward_actors.actor_learner.acting.profile import COUNTERS, Breakdown
 from vinoreward_actors.actor_learner.checkpoint import TrainingState
 from vinoreward_actors.actor_learner.config import EVALUATE_EVERY
 from vinoreward_actors.actor_learner.controller import Pushed
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineError, Messages
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
+from vinoreward_actors.actor_learner.engines.base import (
+    Engine,
+    EngineConfig,
+    EngineError,
+    Messages,
+)
 from vinoreward_actors.actor_learner.evaluating import Evaluations
 from vinoreward_actors.actor_learner.progress import CompressedShare, Progress, Summary
 from vinoreward_actors.actor_learner.sampler import Sampler
@@ -89,7 +93,7 @@ class Loop:
         """The newest evaluated version; the first weights are not evaluated."""
         self._start = time.monotonic()
         self._pushed = self._to_push()
-        self._cache(())
+        self._cache()
 
     def run(
         self, total_steps: int, on_progress: Callable[[Progress], bool | None] | None, check: Check
@@ -222,7 +226,7 @@ class Loop:
         if self._compressing and (engine.exact or due):
             self._observations_given = start
             engine.give_observations(self._state.observations.rows)
-        self._cache(engine.pulled())
+        self._cache()
         engine.publish(self._pushed.policy)
         self._learning += time.perf_counter() - start
 
@@ -233,9 +237,9 @@ class Loop:
             time.monotonic() - self._start,
         )
 
-    def _cache(self, pulled: Sequence[int]) -> None:
+    def _cache(self) -> None:
         if self._controller.monitor is not None or self._every:
-            self._controller.cache_pushed(self._pushed, pulled)
+            self._controller.cache_pushed(self._pushed)
 
     def _save(self) -> None:
         """Write a checkpoint, and request the compressor's state."""
@@ -306,6 +310,7 @@ class Loop:
         for _, episode in messages.episodes:
             self._totals.episodes += 1
             self._totals.returns.append(episode.reward if episode.score is None else episode.score)
+        self._controller.cache.pulled(messages.pulled)
         messages.events += self._controller.on_refused(messages.refused, self._totals.version)
         self._messages.extend(messages)
         if messages.compressor or any(event.who == "compressor" for event in messages.events):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from plain_links import CARTPOLE, acted, policy_of
 
-from vinoreward.errors import InputError
 from vinoreward_actors.actor_learner.acting.profile import COUNTERS, PARTS, Breakdown
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
@@ -30,7 +29,7 @@ def pushing(spec=CARTPOLE):
     """A learner that pushes after every trajectory."""
 
     def begin(link):
-        link.after = lambda done: link.publish(policy_of(spec, done))
+        link.after = lambda done: link.put(policy_of(spec, done))
 
     return begin
 
@@ -79,11 +78,11 @@ def test_episodes_go_on_over_trajectories():
 
 def test_steps_are_counted_and_timed():
     link = acted(rollouts=3, environments=2)
-    assert link.counts["steps"] == 3 * 8 * 2
-    assert link.counts["trajectories"] == 3
-    assert (link.counts["compressed_steps"], link.counts["pulls"]) == (0, 1)
-    parts = Breakdown.of(link.counts, link.counts["steps"])
-    assert all(link.counts[name] >= 0 for name in COUNTERS)
+    assert link.counted["steps"] == 3 * 8 * 2
+    assert link.counted["trajectories"] == 3
+    assert (link.counted["compressed_steps"], link.counted["pulls"]) == (0, 1)
+    parts = Breakdown.of(link.counted, link.counted["steps"])
+    assert all(link.counted[name] >= 0 for name in COUNTERS)
     assert parts.wall["env"] > 0 < parts.cpu["infer"]
     assert 0 < parts.share_of_network < 1
 
@@ -105,7 +104,7 @@ def compressed(version):
 
 
 def with_compressed(link):
-    link.publish(compressed(0), COMPRESSED)
+    link.put(compressed(0), COMPRESSED)
 
 
 def test_full_precision_until_there_is_another():
@@ -115,7 +114,7 @@ def test_full_precision_until_there_is_another():
     link = acted(begin=begin, compressed=True)
     kinds = [int(one.network[0, 0]) for one in link.done]
     assert kinds == [FULL_PRECISION] * 5 + [COMPRESSED] * 5
-    assert link.counts["compressed_steps"] == 5 * 8
+    assert link.counted["compressed_steps"] == 5 * 8
     # Without a compressor nothing is looked for.
     assert {network for network, _ in acted(begin=with_compressed).looks} == {FULL_PRECISION}
 
@@ -140,9 +139,9 @@ def test_a_late_compressor_costs_no_correctness():
         with_compressed(link)
 
         def after(done):
-            link.publish(policy_of(CARTPOLE, done))
+            link.put(policy_of(CARTPOLE, done))
             if done == 15:
-                link.publish(compressed(15), COMPRESSED)
+                link.put(compressed(15), COMPRESSED)
 
         link.after = after
 
@@ -160,18 +159,10 @@ def test_weights_are_pulled_once_a_period(late):
     link = acted(begin=pushing(), settings=ActorSettings(pull_period=20), compressed=late)
     versions = np.concatenate([one.versions[:, 0] for one in link.done])
     np.testing.assert_array_equal(np.flatnonzero(np.diff(versions)) + 1, [20, 40, 60])
-    assert link.counts["pulls"] == 4
+    assert link.counted["pulls"] == 4
 
 
-# Orders and the profile
-
-
-def test_settings_travel_as_json():
-    settings = ActorSettings(alpha=0.25, bits=None, save=3)
-    assert ActorSettings.from_json(settings.to_json()) == settings
-    for text in (b"[]", b"{", b'{"colour": 1}'):
-        with pytest.raises(InputError, match="same version"):
-            ActorSettings.from_json(text)
+# Exploration and the profile
 
 
 def test_sigmas_are_spread_over_actors():

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from actor_learner_parts import CARTPOLE, dqn, impala, training
-from engine_runs import PATIENCE, compressor_pushes, replay_training, segments
+from engine_runs import PATIENCE, compressor_pushes, replay_training
 from faulty_environments import Remembers, pushes_counted
 from waiting import until
 
@@ -184,14 +184,13 @@ class Training:
 
 @pytest.mark.slow
 def test_kill_and_resume(tmp_path):
-    """kill -9 of the learner: no orphan, nothing in shared memory, and it goes on."""
+    """kill -9 of the learner: no orphan, and it goes on."""
     with Training(tmp_path) as killed:
         killed.wait_for("at")
-        children, pid = killed.children(), killed.process.pid
-        assert len(children) == 3 and segments(pid) != []
+        children = killed.children()
+        assert len(children) == 3
         killed.process.kill()
         assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
-        until(lambda: segments(pid) == [])
     state = load_checkpoint(tmp_path)
     assert state is not None
     pushed = compressor_pushes(tmp_path)
@@ -228,7 +227,6 @@ def test_ctrl_c_while_it_starts(tmp_path):
         assert said.count("Traceback") == 1, said
         assert said.rstrip().endswith("KeyboardInterrupt")
         assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
-        assert segments(interrupted.process.pid) == []
     assert load_checkpoint(tmp_path) is not None
 
 
@@ -251,7 +249,6 @@ def test_a_checkpoint_that_is_broken_or_does_not_fit_is_said(tmp_path):
     for change in (
         {"parts": dict.fromkeys(learner["parts"], 5)},
         {"updates": "many"},
-        {"draws": torch.zeros(3)},
     ):
         save_state(tmp_path / CHECKPOINT, {**state, "learner": {**learner, **change}})
         with pytest.raises((ModelCorruptError, ConfigError), match=r"not fit.*Expected"):

@@ -69,7 +69,7 @@ def check_stored(one, networks):
 
 def test_the_learners_own_weights_act_from_that_very_step():
     """In the middle of a trajectory: rows of both networks, each under its own name."""
-    link = acting(lambda link: link.publish(overflowing(0), COMPRESSED), steps=7)
+    link = acting(lambda link: link.put(overflowing(0), COMPRESSED), steps=7)
     kinds = np.concatenate([one.network[:, 0] for one in link.done])
     episodes = np.concatenate([one.observations[:, 0, 0] for one in link.done])
     np.testing.assert_array_equal(kinds == COMPRESSED, episodes < 11)
@@ -79,18 +79,18 @@ def test_the_learners_own_weights_act_from_that_very_step():
         check_stored(one, networks)
     why = "the numpy backend returned NaN or infinity with the weights of version 0"
     assert link.refused == [{"version": 0, "why": why}]
-    assert link.counts["compressed_steps"] == (kinds == COMPRESSED).sum()
+    assert link.counted["compressed_steps"] == (kinds == COMPRESSED).sum()
 
 
 def test_later_versions_are_tried_and_refused_ones_never_again():
     def begin(link):
-        link.publish(sound(0), COMPRESSED)
+        link.put(sound(0), COMPRESSED)
 
         def after(done):
             if done == 4:  # episode 12
-                link.publish(overflowing(1), COMPRESSED)
+                link.put(overflowing(1), COMPRESSED)
             if done == 7:
-                link.publish(sound(2), COMPRESSED)
+                link.put(sound(2), COMPRESSED)
 
         link.after = after
 
@@ -113,7 +113,7 @@ def test_weights_that_cannot_be_loaded(fault, said):
         weights = dict(sound(0).float_parameters())
         weights["head.bias"] = np.full(2, np.nan, np.float32)
         broken = sound(0).replace(parameters=weights)
-    link = acting(lambda link: link.publish(broken, COMPRESSED), rollouts=3)
+    link = acting(lambda link: link.put(broken, COMPRESSED), rollouts=3)
     assert all((one.network == FULL_PRECISION).all() for one in link.done)
     (refused,) = link.refused
     assert refused["version"] == 0
@@ -122,8 +122,8 @@ def test_weights_that_cannot_be_loaded(fault, said):
 
 def test_the_learners_own_are_an_error():
     def own(link):
-        link.publish(overflowing(0))
-        link.publish(overflowing(0), COMPRESSED)
+        link.put(overflowing(0))
+        link.put(overflowing(0), COMPRESSED)
 
     with pytest.raises(OutputError, match="the learner has diverged"):
         acting(own)

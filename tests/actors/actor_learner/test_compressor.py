@@ -16,8 +16,12 @@ from vinoreward_actors.actor_learner.compressor import (
     Pace,
 )
 from vinoreward_actors.actor_learner.progress import CompressedShare
-from vinoreward_actors.actor_learner.transport.link import ActorSettings, CompressorLink, Weights
-from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, TrajectorySpec
+from vinoreward_actors.actor_learner.transport.link import ActorSettings, Link, Weights
+from vinoreward_actors.actor_learner.transport.trajectory import (
+    COMPRESSED,
+    FULL_PRECISION,
+    TrajectorySpec,
+)
 from vinoreward_actors.compression.distill import Distill
 from vinoreward_actors.compression.prune import Prune
 from vinoreward_actors.compression.quantize import Quantize
@@ -85,35 +89,25 @@ def test_teaching_takes_half_of_the_time_between_pushes_and_never_gets_later():
 # The compressor's process
 
 
-class Given(CompressorLink):
-    """The learner publishes the versions it was given, one at each look."""
+class Given(Link):
+    """The learner publishes the versions it was given, one before each call."""
 
     def __init__(self, versions, *settings):
+        super().__init__(TrajectorySpec(1, 1, (4,), "float32", (), 2))
         self._versions, self._told = versions, settings or (ActorSettings(),)
         self.published = []
-        self.reports = []
-        self._at = -1
+        self.observations = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+
+    def publishing(self):
+        for at, policy in enumerate(self._versions):
+            encoded = encode(policy)
+            self.stores[FULL_PRECISION] = Weights(encoded.header, encoded.payload(), at)
+            self.settings = self._told[min(at, len(self._told) - 1)]
+            yield
 
     @property
-    def stopped(self):
-        return self._at >= len(self._versions)
-
-    def settings(self):
-        return self._told[min(max(self._at, 0), len(self._told) - 1)]
-
-    def report(self, kind, value):
-        assert kind == "compressor"
-        self.reports.append(value)
-
-    def pull(self, store, have, *, wait=False):
-        self._at += 1
-        if self.stopped:
-            return None
-        encoded = encode(self._versions[self._at])
-        return Weights(encoded.header, encoded.payload())
-
-    def observations(self):
-        return np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    def reports(self):
+        return [value for kind, value in self.sent if kind == "compressor"]
 
     def publish(self, policy):
         self.published.append(policy)
@@ -121,7 +115,9 @@ class Given(CompressorLink):
 
 def compressed(link, *stages, outputs=None, **told):
     config = CompressorConfig(chain(*(stages or (Quantize("int8"),))), **told)
-    Compressor(config, link, outputs=outputs).run()
+    compressor = Compressor(config, link, outputs=outputs)
+    for _ in link.publishing():
+        compressor.step()
     return link
 
 
@@ -165,5 +161,5 @@ def test_state_is_saved_when_asked_and_taken_up(tmp_path):
     )
     assert [path.name for path in tmp_path.iterdir()] == ["compressor.npz"]
     link = compressed(Given(versions(1)), Remembers(), folder=tmp_path, resume=True)
-    # Saved on being asked, after the second push of three.
-    assert pushes_counted(link.published[0]) == 3
+    # Saved on being asked, before the second push of three.
+    assert pushes_counted(link.published[0]) == 2

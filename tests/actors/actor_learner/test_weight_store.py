@@ -1,7 +1,5 @@
 """Weights in shared memory: the latest wins, nothing tears, nobody waits for a dead process."""
 
-import os
-
 import numpy as np
 import pytest
 from shared_memory_children import (
@@ -10,12 +8,11 @@ from shared_memory_children import (
     die_while_publishing,
     pull_in_place,
     pull_versions,
-    segments_of,
 )
 
 from vinoreward.errors import ConfigError
-from vinoreward_actors.actor_learner.transport import shared_memory
-from vinoreward_actors.actor_learner.transport.shared_memory import Segment
+from vinoreward_actors.actor_learner.transport import weight_store
+from vinoreward_actors.actor_learner.transport.memory import SharedMemory
 from vinoreward_actors.actor_learner.transport.weight_store import SLOTS, WeightStore
 from vinoreward_actors.policies.policy import random_policy
 from vinoreward_actors.policies.spec import mlp
@@ -30,7 +27,7 @@ def weights(version, count=COUNT):
 
 @pytest.fixture
 def store():
-    with WeightStore.create(1 << 16) as store:
+    with WeightStore(1 << 16) as store:
         yield store
 
 
@@ -38,9 +35,9 @@ def test_a_policy_travels():
     policy = random_policy(mlp(3, hidden=(16, 16), head="logits", actions=2), 0)
     encoded = encode(policy)
     parts = [part for _, part in encoded.parts]
-    with WeightStore.create(WeightStore.capacity_for(encoded.header, parts)) as store:
+    with WeightStore(WeightStore.capacity_for(encoded.header, parts)) as store:
         store.publish(encoded.header, parts, version=3)
-        found = WeightStore.attach(store.spec).pull_if_newer()
+        found = store.pull_if_newer()
         assert found.version == 3
         assert found.payload.ctypes.data % 64 == 0
         parameters = decode(found.header, found.payload).parameters
@@ -64,17 +61,15 @@ def test_arrays_of_any_layout_start_at_multiples_of_64_bytes(store):
     assert np.array_equal(found.payload[128:].view(np.int8), arrays[3])
 
 
-def test_a_reader_waits_for_what_is_newer_and_keeps_the_one_before(store):
-    mine = WeightStore.attach(store.spec)
-    assert store.latest_version == -1 and mine.pull_if_newer() is None
+def test_a_reader_keeps_the_one_before(store):
+    assert store.latest_version == -1 and store.pull_if_newer() is None
     store.publish(b"h", weights(5), version=5)
-    before = mine.wait_newer(4, timeout=1)
-    assert mine.wait_newer(5, timeout=0.01) is None
-    assert mine.wait_newer(5, stop=lambda: True) is None
+    before = store.pull_if_newer(4)
+    assert store.pull_if_newer(5) is None
     for version in range(6, 6 + 2 * SLOTS):
         store.publish(b"h", weights(version), version=version)
-    now = mine.wait_newer(5, timeout=1)
-    assert now.version == 5 + 2 * SLOTS
+    now = store.pull_if_newer(5)
+    assert now.version == store.latest_version == 5 + 2 * SLOTS
     for found in (before, now):
         assert (found.payload.view(np.int64) == found.version).all()
 
@@ -95,13 +90,13 @@ def test_what_cannot_be_published_is_refused_and_the_latest_stays(store):
 @pytest.mark.parametrize(("count", "pulls", "most"), [(40_000, 10_000, 0.0), (400, 200, 2e-3)])
 def test_nothing_is_torn_under_constant_publication(monkeypatch, count, pulls, most):
     """Nor with a delay at each point where the order of two accesses matters."""
-    monkeypatch.setattr(shared_memory, "fence", shared_memory.fence)  # is restored afterwards
+    monkeypatch.setattr(weight_store, "fence", weight_store.fence)  # is restored afterwards
     if most:
         delayed(most)
     with (
-        WeightStore.create(WeightStore.capacity_for(b"h", weights(0, count))) as store,
-        child(pull_versions, store.spec, pulls, most) as (_, first),
-        child(pull_versions, store.spec, pulls) as (_, second),
+        WeightStore(WeightStore.capacity_for(b"h", weights(0, count))) as store,
+        child(pull_versions, store, pulls, most) as (_, first),
+        child(pull_versions, store, pulls) as (_, second),
     ):
         array, version = np.zeros(count, np.int64), 0
         while not (first.poll() and second.poll()):
@@ -116,11 +111,11 @@ def test_a_buffer_that_is_overwritten_in_place_tears():
     """The test above can fail: the same check on a buffer without slots."""
     count = 40_000
     with (
-        Segment.create(64 + 8 * count) as segment,
-        child(pull_in_place, segment.spec, 200_000) as (_, connection),
+        SharedMemory.create(64 + 8 * count) as memory,
+        child(pull_in_place, memory, 200_000) as (_, connection),
     ):
-        words, version = segment.words(0, 1), 0
-        payload = segment.array(64, (count,), np.int64)
+        words, version = memory.words(1), 0
+        payload = memory.array(64, (count,), np.int64)
         while not connection.poll():
             version += 1
             payload.fill(version)
@@ -129,7 +124,7 @@ def test_a_buffer_that_is_overwritten_in_place_tears():
 
 
 def test_a_writer_killed_in_mid_publication_leaves_the_version_before(store):
-    with child(die_while_publishing, store.spec, 1024) as (process, connection):
+    with child(die_while_publishing, store, 1024) as (process, connection):
         assert connection.recv() == "one is whole"
         process.join()
         assert process.exitcode == -9
@@ -139,5 +134,3 @@ def test_a_writer_killed_in_mid_publication_leaves_the_version_before(store):
         found = store.pull_if_newer()
         assert (found.version, found.header) == (version, b"whole")
         assert (found.payload.view(np.int64) == version).all()
-    store.close()
-    assert store.spec.segment.name not in segments_of(os.getpid())

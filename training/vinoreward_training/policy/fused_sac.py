@@ -19,9 +19,10 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vinoreward.errors import OutputError
-from vinoreward_actors.actor_learner.learners.networks import sample
+from vinoreward_actors.actor_learner.learners.networks import HALF_LOG_TWO_PI, gaussian
 from vinoreward_actors.policies.distributions import LOG_STD
 from vinoreward_actors.policies.spec import Dense, PolicySpec
 from vinoreward_training.policy.tensor_steps import no_optimizer, refuse_others, tensor_step
@@ -400,3 +401,16 @@ def _values(critics: Perceptrons, observations: Tensor, actions: Tensor) -> list
 def linear_layers(module: nn.Module) -> list[nn.Linear]:
     """Return the linear layers of a module, in order."""
     return [one for one in module.modules() if isinstance(one, nn.Linear)]
+
+
+def sample(spec: PolicySpec, outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return actions (N, A) in [-1, 1] of a ``tanh_gaussian`` head, and log densities (N,).
+
+    Both are differentiable; ``noise`` (N, A) is normally distributed.
+    """
+    mean, log_std = gaussian(spec, outputs)
+    before = mean + log_std.exp() * noise
+    normal = -0.5 * noise**2 - log_std - HALF_LOG_TWO_PI
+    # log(1 - tanh(u)^2), without cancellation where tanh is near 1.
+    log_slope = 2.0 * (math.log(2.0) - before - functional.softplus(-2.0 * before))
+    return torch.tanh(before), (normal - log_slope).sum(-1)

@@ -20,7 +20,6 @@ from vinoreward.backends.network import NetworkSpec
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
 from vinoreward.files import save_state
 from vinoreward.processes import interrupt_between
-from vinoreward_actors.actor_learner.learners.networks import has_bf16
 from vinoreward_training.runs.machine import freed_memory_kept, threads
 from vinoreward_training.runs.run_folder import read_tensors
 
@@ -95,7 +94,7 @@ class Fit(abc.ABC):
         self.history: list[Record] = []
         """One record per evaluation."""
         self._batch_size, self._seed = min(batch_size, len(train)), seed
-        self._bf16 = has_bf16(torch.device("cpu"))
+        self._bf16 = _has_bf16()
         self._optimiser = optimiser
         self._train, self._shares = train, shares
         self._checkpoint, self._about = folder / CHECKPOINT, about
@@ -299,3 +298,11 @@ def export_checked(module: nn.Module, path: Path, images: Images, expected: Floa
             )
         worst = max(worst, difference)
     return worst
+
+
+def _has_bf16() -> bool:
+    """Whether this processor has bfloat16 instructions rather than emulation."""
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return False
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

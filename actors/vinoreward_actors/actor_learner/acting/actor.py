@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vinoreward.closing import Closing
-from vinoreward.errors import OutputError, VinorewardError
+from vinoreward.errors import InputError, OutputError, VinorewardError
 from vinoreward_actors.actor_learner.acting.environments import (
     Environments,
     EnvironmentSpec,
@@ -16,7 +16,7 @@ from vinoreward_actors.actor_learner.acting.environments import (
 )
 from vinoreward_actors.actor_learner.acting.profile import COUNTERS as PROFILE_COUNTERS
 from vinoreward_actors.actor_learner.acting.profile import Stopwatch
-from vinoreward_actors.actor_learner.transport.link import NONE, ActorLink, ActorSettings
+from vinoreward_actors.actor_learner.transport.link import NONE, Link
 from vinoreward_actors.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
@@ -125,7 +125,7 @@ class Acting(NamedTuple):
 
 
 class Actor(Closing):
-    """Acts until it is stopped.
+    """Fills trajectories when it is called.
 
     Compressed weights that cannot be loaded, or that give NaN or infinity as outputs, do not end
     the actor. It reports them as :class:`Refused` and does not load that version again; the
@@ -138,9 +138,7 @@ class Actor(Closing):
         generation: number of replacements before it.
     """
 
-    def __init__(
-        self, config: ActorConfig, link: ActorLink, number: int, generation: int = 0
-    ) -> None:
+    def __init__(self, config: ActorConfig, link: Link, number: int, generation: int = 0) -> None:
         self._config = config
         self._link = link
         self._number = number
@@ -157,15 +155,7 @@ class Actor(Closing):
         self._steps = self._pulls = 0
         self._block = 0  # steps until the next choice of a network
         self._kind = FULL_PRECISION
-        self._settings = ActorSettings()
         self._episodes: list[Episode] = []
-
-    def run(self) -> None:
-        """Act until the learner stops it."""
-        with self:
-            self._watch.start()
-            while not self._link.stopped and self.rollout():
-                pass
 
     def close(self) -> None:
         """Close environments and backends."""
@@ -174,20 +164,14 @@ class Actor(Closing):
             network.close()
 
     def rollout(self) -> bool:
-        """Fill one trajectory; return whether to continue."""
-        config, link, watch = self._config, self._link, self._watch
+        """Fill one trajectory; return whether there is one: False if training is over."""
+        link, watch = self._link, self._watch
         trajectory = link.begin()
         watch.mark("wait")
-        if trajectory is None:
-            return False
-        for step in range(config.steps):
+        for step in range(self._config.steps):
             if link.stopped:
                 return False
-            network = self._newest()
-            acting = None if network is None else self._act(network)
-            if acting is None:
-                return False
-            self._step(trajectory, step, acting)
+            self._step(trajectory, step, self._act(self._newest()))
         counts = {
             "steps": trajectory.network.size,
             "compressed_steps": int(np.count_nonzero(trajectory.network == COMPRESSED)),
@@ -200,20 +184,19 @@ class Actor(Closing):
         watch.mark("write")
         return True
 
-    def _act(self, network: ActorNetwork) -> Acting | None:
-        """Choose actions with a network, or the learner's own if it fails; None: stopped."""
+    def _act(self, network: ActorNetwork) -> Acting:
+        """Choose actions with a network, or the learner's own if it fails."""
         try:
             return self._choose(network)
         except OutputError as error:
             if network.kind == FULL_PRECISION:
                 raise
             self._refuse(network, network.version, error)
-        full = self._full()
-        return None if full is None else self._choose(full)
+        return self._choose(self._full())
 
     def _choose(self, network: ActorNetwork) -> Acting:
         outputs = network.backend.infer(self._envs.observations)
-        exploration = self._settings.exploration(self._number, self._config.actors)
+        exploration = self._link.settings.exploration(self._number, self._config.actors)
         acted = act(self._config.policy, outputs, self._random, exploration)
         self._watch.mark("infer")
         return Acting(network, outputs, acted)
@@ -243,12 +226,11 @@ class Actor(Closing):
         watch.mark("write")
         self._steps += 1
 
-    def _newest(self) -> ActorNetwork | None:
-        """Return the network for the next step, pulling weights if due; None: stopped."""
-        self._settings = settings = self._link.settings()
+    def _newest(self) -> ActorNetwork:
+        """Return the network for the next step, pulling weights if due."""
         if self._block == 0:
             # One network per block: alternating at each step would evict the small one from cache.
-            self._kind = self._draw(settings.enabled)
+            self._kind = self._draw()
             self._block = self._config.steps
         self._block -= 1
         if self._kind == COMPRESSED:
@@ -258,25 +240,23 @@ class Actor(Closing):
                 return network
         return self._full()
 
-    def _full(self) -> ActorNetwork | None:
-        """Return the learner's own network, pulling weights if due; None: stopped."""
+    def _full(self) -> ActorNetwork:
+        """Return the learner's own network, pulling weights if due."""
         network = self._networks[FULL_PRECISION]
         self._update(network)
-        while network.policy is None:
-            # The first weights of the run.
-            if not self._pull(network, NONE, wait=True) and self._link.stopped:
-                return None
+        if network.policy is None:
+            raise InputError("there are no weights of the learner. Expected those it published.")
         return network
 
-    def _draw(self, enabled: bool) -> int:
+    def _draw(self) -> int:
         """Choose a network at random."""
-        draw = self._random.random()
-        wanted = self._config.compressed and enabled and draw < self._settings.alpha
+        draw, settings = self._random.random(), self._link.settings
+        wanted = self._config.compressed and settings.enabled and draw < settings.alpha
         return COMPRESSED if wanted else FULL_PRECISION
 
     def _update(self, network: ActorNetwork) -> None:
         """Pull newer weights if due."""
-        period = self._settings.pull_period
+        period = self._link.settings.pull_period
         if self._stale(network):
             # These are not used, so check for new ones every trajectory.
             period = min(period, self._config.steps)
@@ -287,7 +267,7 @@ class Actor(Closing):
         # The learner would drop steps made with older weights.
         too_old = limit is not None and self._behind(network) > limit
         if due or (network.kind == FULL_PRECISION and too_old):
-            self._pull(network, network.have)
+            self._pull(network)
 
     def _stale(self, network: ActorNetwork) -> bool:
         return network.policy is None or self._behind(network) > self._config.max_staleness
@@ -295,13 +275,13 @@ class Actor(Closing):
     def _behind(self, network: ActorNetwork) -> int:
         return self._link.learner_version - network.have
 
-    def _pull(self, network: ActorNetwork, have: int, *, wait: bool = False) -> bool:
-        """Pull newer weights and use them; return whether there were any."""
+    def _pull(self, network: ActorNetwork) -> None:
+        """Pull newer weights, if there are any, and use them."""
         watch = self._watch
-        weights = self._link.pull(network.kind, have, wait=wait)
-        watch.mark("wait" if wait else "pull")
+        weights = self._link.pull(network.kind, network.have)
+        watch.mark("pull")
         if weights is None:
-            return False
+            return
         try:
             policy = weights.policy()
             watch.mark("decode")
@@ -310,7 +290,6 @@ class Actor(Closing):
             if network.kind == FULL_PRECISION:
                 raise
             self._refuse(network, weights.version, error)
-            return False
+            return
         watch.mark("load")
         self._pulls += 1
-        return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.closing import Closing
-from vinoreward.errors import ConfigError, ModelCorruptError, OutputError
+from vinoreward.errors import ConfigError, OutputError
 from vinoreward.wrappers.true_success import Truth
 from vinoreward_actors.actor_learner.acting.actor import Refused
 from vinoreward_actors.actor_learner.acting.environments import (
@@ -31,7 +30,6 @@ from vinoreward_actors.policies.backends.base import make_backend
 from vinoreward_actors.policies.distributions import Exploration, act
 from vinoreward_actors.policies.policy import Policy
 from vinoreward_actors.policies.spec import PolicySpec
-from vinoreward_actors.policies.wire import decode, encode
 
 FIRST_SEED = 1_000_000
 """Far from the seeds of training."""
@@ -216,32 +214,6 @@ def evaluation_backend(backend: str) -> str:
     """Return the backend that evaluates full-precision policies of actors with this backend."""
     # Eager PyTorch gives the same outputs more slowly.
     return "openvino" if backend in ("auto", "torch") else backend
-
-
-def write_policies(folder: Path, full: Policy, compressed: Policy | None) -> None:
-    """Write policies for :func:`read_policies`; OSError if there is no room."""
-    for name, policy in (("full", full), ("compressed", compressed)):
-        # Without the compiled form, which is for the actors' batch.
-        encoded = None if policy is None else encode(policy.replace(blob=None))
-        (folder / f"{name}.json").write_bytes(b"" if encoded is None else encoded.header)
-        (folder / f"{name}.bin").write_bytes(b"" if encoded is None else encoded.payload().data)
-
-
-def read_policies(folder: Path) -> tuple[Policy, Policy | None]:
-    """Return what :func:`write_policies` wrote."""
-    found = []
-    for name in ("full", "compressed"):
-        header = (folder / f"{name}.json").read_bytes()
-        # Writable memory, as in actors.
-        payload = np.fromfile(folder / f"{name}.bin", np.uint8)
-        found.append(decode(header, payload) if header else None)
-    full, compressed = found
-    if full is None:
-        raise ModelCorruptError(
-            f"{folder} has no policy. Expected that of the training, which another program may "
-            "have deleted; leave temporary files of a running training alone."
-        )
-    return full, compressed
 
 
 class Evaluator(Closing):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 PARTS = ("infer", "env", "write", "pull", "decode", "load", "wait")
 """Choosing actions, stepping environments, writing transitions, pulling weights, decoding them,
-loading them into the backend, and waiting for a slot or permission."""
+loading them into the backend, and waiting for the next call."""
 
 
 class Stopwatch:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import abc
-import json
+import copy
+import dataclasses
+import time
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,14 +16,43 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.closing import Closing
-from vinoreward.errors import VinorewardError
-from vinoreward_actors.actor_learner.acting.actor import COUNTERS, Refused
+from vinoreward.errors import ConfigError, VinorewardError
+from vinoreward_actors.actor_learner.acting.actor import COUNTERS, Actor, ActorConfig, Refused
 from vinoreward_actors.actor_learner.acting.environments import Episode
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
-from vinoreward_actors.actor_learner.transport.link import OBSERVATIONS, SETTINGS, ActorSettings
-from vinoreward_actors.actor_learner.transport.trajectory import FULL_PRECISION, Batch
+from vinoreward_actors.actor_learner.compressor import Compressor, CompressorConfig
+from vinoreward_actors.actor_learner.config import SamplesPerInsert
+from vinoreward_actors.actor_learner.transport.link import ActorSettings, Link
+from vinoreward_actors.actor_learner.transport.trajectory import Batch, Trajectory, TrajectorySpec
+from vinoreward_actors.policies.backends.base import BackendOutputs
 from vinoreward_actors.policies.policy import Policy
 from vinoreward_actors.policies.wire import Encoded, encode
+
+OBSERVATIONS = 1024
+"""Rows for measuring ranges and for distillation."""
+LOOK_EVERY = 0.1
+"""Maximum seconds of one wait for processes."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of an engine; see also :class:`~vinoreward_actors.ActorLearnerConfig`."""
+
+    actor: ActorConfig
+    trajectory: TrajectorySpec
+    compressor: CompressorConfig | None = None
+    limiter: SamplesPerInsert | None = None  # None: actors run ahead as far as there is room
+    slots_per_actor: int = 2  # trajectories of one actor that may wait for the learner
+    bits: int = 32  # communication quantization of the learner's weights
+    observations: int = OBSERVATIONS  # maximum number of rows for the compressor
+    heartbeat: float = 20.0  # seconds of silence after which an actor counts as hung
+    start_timeout: float = 120.0  # seconds that a process may take to start, or a reset
+    longest_push: float = 300.0  # seconds that the compressor may take for a version
+    restarts: int = 3  # of each process within a minute of its work; see RestartBudget
+
+    def process_names(self) -> list[str]:
+        """Return the processes' names: actors in order, then the compressor if there is one."""
+        names = [f"actor {number}" for number in range(self.actor.actors)]
+        return names if self.compressor is None else [*names, "compressor"]
 
 
 class EngineError(VinorewardError, RuntimeError):
@@ -61,6 +93,7 @@ class Messages:
 
     episodes: list[tuple[int, Episode]] = field(default_factory=list)  # with the actor's number
     compressor: list[dict[str, Any]] = field(default_factory=list)  # see its module
+    pulled: list[int] = field(default_factory=list)  # versions, by the compressor
     events: list[Event] = field(default_factory=list)
     refused: list[tuple[int, Refused]] = field(default_factory=list)  # with the actor's number
 
@@ -70,6 +103,8 @@ class Messages:
             self.episodes += [(number, Episode(**row)) for row in value]
         elif kind == "compressor":
             self.compressor.append(value)
+        elif kind == "pulled":
+            self.pulled.append(value)
         elif kind == "refused":
             self.refused.append((number, Refused(**value)))
 
@@ -77,6 +112,48 @@ class Messages:
         """Add later messages."""
         for name, found in vars(later).items():
             getattr(self, name).extend(found)
+
+
+class Called(Closing):
+    """An actor or the compressor, which works when it is called.
+
+    Args:
+        config: of the engine; an actor's process gets it without the compressor.
+        link: to the learner.
+        number: of the process, in the order of their names.
+        generation: number of replacements before it; a later compressor resumes from its state.
+    """
+
+    def __init__(self, config: EngineConfig, link: Link, number: int, generation: int = 0) -> None:
+        self._actor: Actor | None = None
+        self._compressor: Compressor | None = None
+        self._outputs: BackendOutputs | None = None
+        if config.compressor is None:
+            self._actor = Actor(config.actor, link, number, generation)
+            return
+        # A copy: the user's chain does not change.
+        compressor = copy.deepcopy(config.compressor)
+        if generation > 0:
+            compressor = dataclasses.replace(compressor, resume=True)
+        batch = config.actor.environments
+        self._outputs = BackendOutputs(batch)
+        self._compressor = Compressor(compressor, link, batch, self._outputs)
+
+    def call(self) -> bool:
+        """Fill a trajectory, or save the compressor's state if due and compress the newest weights.
+
+        Returns:
+            bool: whether there is a trajectory, or a compressed policy.
+        """
+        if self._actor is not None:
+            return self._actor.rollout()
+        return self._compressor is not None and self._compressor.step()
+
+    def close(self) -> None:
+        """Close environments and backends."""
+        for part in (self._actor, self._outputs):
+            if part is not None:
+                part.close()
 
 
 class Engine(Closing):
@@ -88,7 +165,11 @@ class Engine(Closing):
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._settings = ActorSettings()
-        self._numbers = {SETTINGS: 0, OBSERVATIONS: 0}
+        self._observations: npt.NDArray[np.generic] | None = None
+        self._ready: list[Trajectory] = []
+        self._counters: Counter[str] = Counter()
+        self._samples = 0
+        self._messages = Messages()
 
     def start(
         self, policy: Policy, settings: ActorSettings, observations: npt.NDArray[np.generic]
@@ -102,9 +183,9 @@ class Engine(Closing):
             SharedMemoryError: there is not enough; nothing was started.
         """
         try:
-            self._open(policy, observations)
-            self.configure(settings)
             self.give_observations(observations)
+            self.configure(settings)
+            self._open(policy)
             self.publish(policy)
             self._begin()
         except BaseException:
@@ -112,44 +193,29 @@ class Engine(Closing):
             raise
 
     @abc.abstractmethod
-    def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> None:
-        """Prepare what processes share, with room for these; start none of them yet."""
+    def _open(self, policy: Policy) -> None:
+        """Prepare what processes share, with room for such weights; start none of them yet."""
 
     @abc.abstractmethod
     def _begin(self) -> None:
-        """Start the processes: the first publications lie ready."""
+        """Start the processes: the first weights lie ready."""
 
     def publish(self, policy: Policy) -> None:
         """Make weights the latest; with the configured bits per weight."""
-        encoded = encode(policy, bits=self._config.bits)
-        self._publish(FULL_PRECISION, policy.version, encoded)
+        self._publish(encode(policy, bits=self._config.bits), policy.version)
+
+    @abc.abstractmethod
+    def _publish(self, encoded: Encoded, version: int) -> None:
+        """Make weights the latest; does not wait. Their arrays may change when this returns."""
 
     def give_observations(self, observations: npt.NDArray[np.generic]) -> None:
-        """Give the compressor recent observations (N, *shape); no more than configured."""
-        if self._config.compressor is None:
-            return
-        rows = np.ascontiguousarray(observations[-self._config.observations :])
-        header = json.dumps({"dtype": rows.dtype.name, "shape": rows.shape}).encode()
-        payload = rows.reshape(-1).view(np.uint8)
-        self._number(OBSERVATIONS, Encoded(header, ((0, payload),), payload.size))
+        """Give the compressor recent observations (N, *shape), which do not change any more."""
+        self._observations = np.ascontiguousarray(observations[-self._config.observations :])
 
     def configure(self, settings: ActorSettings) -> None:
         """Change the settings of actors and compressor."""
         self._settings = settings
-        self._number(SETTINGS, Encoded(settings.to_json(), (), 0))
 
-    def _number(self, store: int, encoded: Encoded) -> None:
-        self._publish(store, self._numbers[store], encoded)
-        self._numbers[store] += 1
-
-    @abc.abstractmethod
-    def _publish(self, store: int, version: int, encoded: Encoded) -> None:
-        """Make something the latest content of a store; does not wait.
-
-        The arrays may change as soon as this returns.
-        """
-
-    @abc.abstractmethod
     def take(self, count: int, *, timeout: float) -> Batch | None:
         """Wait for trajectories, the oldest first; None after ``timeout`` seconds.
 
@@ -157,37 +223,51 @@ class Engine(Closing):
             ConfigError: more than there is room for.
             EngineError: no actor can be kept running; includes an actor's error report.
         """
+        room = self._config.slots_per_actor * self._config.actor.actors
+        if not 1 <= count <= room:
+            raise ConfigError(field="count", value=count, expected=f"1 to {room}")
+        if not self._collect(count, time.monotonic() + timeout):
+            return None
+        taken, self._ready = self._ready[:count], self._ready[count:]
+        return Batch(taken, lambda: self._release(taken))
 
     @abc.abstractmethod
+    def _collect(self, count: int, deadline: float) -> bool:
+        """Wait until there are so many trajectories; return whether there are."""
+
+    def _release(self, trajectories: Sequence[Trajectory]) -> None:
+        """Reuse the memory of trajectories that the learner does not need any more."""
+
     def waiting(self) -> int:
         """Return the number of trajectories that can be taken now."""
+        return len(self._ready)
 
-    @abc.abstractmethod
     def sampled(self, count: int) -> None:
         """Count transitions that the learner has sampled; for the limiter."""
+        self._samples += count
 
-    @abc.abstractmethod
+    def _may_insert(self, begun: int = 0) -> bool:
+        """Return whether an actor may fill a trajectory, beside those that others have begun."""
+        limiter, size = self._config.limiter, self._config.trajectory.transitions
+        inserts = self._counters["steps"] + begun * size
+        return limiter is None or limiter.can_insert(inserts, self._samples, size)
+
     def counters(self, names: Sequence[str] = COUNTERS) -> Mapping[str, int]:
         """Return sums of all actors' counters, of the trajectories that have arrived."""
-
-    @abc.abstractmethod
-    def pulled(self) -> Sequence[int]:
-        """Return the newest version of any weights that each process has pulled; -1 for none.
-
-        Actors in order, then the compressor if there is one.
-        """
+        return {name: self._counters[name] for name in names}
 
     @abc.abstractmethod
     def compressed_policy(self) -> Policy | None:
         """Return a copy of the latest compressed policy, None if there is none."""
 
-    @abc.abstractmethod
     def messages(self) -> Messages:
         """Return what processes sent, and what happened to them, since the last call.
 
         Raises:
             EngineError: see :meth:`take`; only once no trajectory is left to take.
         """
+        messages, self._messages = self._messages, Messages()
+        return messages
 
     @abc.abstractmethod
     def close(self) -> None:

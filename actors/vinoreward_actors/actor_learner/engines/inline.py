@@ -6,33 +6,20 @@ learner on one kind of machine.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
 
-import numpy as np
-import numpy.typing as npt
-
-from vinoreward.errors import ConfigError, VinorewardError
-from vinoreward_actors.actor_learner.acting.actor import COUNTERS, Actor
-from vinoreward_actors.actor_learner.compressor import Compressor
+from vinoreward.errors import VinorewardError
 from vinoreward_actors.actor_learner.engines.base import (
+    Called,
     Engine,
+    EngineConfig,
     EngineError,
     Messages,
     error_report,
     not_running,
 )
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
-from vinoreward_actors.actor_learner.engines.memory_link import MemoryLink
-from vinoreward_actors.actor_learner.transport.link import Weights
-from vinoreward_actors.actor_learner.transport.trajectory import (
-    COMPRESSED,
-    FULL_PRECISION,
-    Batch,
-    Trajectory,
-)
-from vinoreward_actors.policies.backends.base import BackendOutputs
+from vinoreward_actors.actor_learner.transport.link import Link, Weights
+from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
 from vinoreward_actors.policies.policy import Policy
 from vinoreward_actors.policies.wire import Encoded
 
@@ -48,110 +35,79 @@ class InlineEngine(Engine):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._stores: dict[int, Weights] = {}
-        self._links = [
-            MemoryLink(self._stores, config.trajectory, number)
-            for number in range(len(config.process_names()))
-        ]
-        self._actors: list[Actor] = []
-        self._compressor: Compressor | None = None
-        self._outputs: BackendOutputs | None = None
-        self._ready: list[Trajectory] = []
-        self._turn = self._samples = 0
+        self._links: list[Link] = []
+        self._actors: list[Called] = []
+        self._compressor: Called | None = None
+        self._turn = 0
 
-    def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> None:
+    def _open(self, policy: Policy) -> None:
         config = self._config
-        for number in range(config.actor.actors):
-            self._actors.append(Actor(config.actor, self._links[number], number))
-        if config.compressor is not None:
-            self._outputs = BackendOutputs(config.actor.environments)
-            # A copy, as in a process of its own: the user's chain does not change.
-            chain = copy.deepcopy(config.compressor)
-            batch = config.actor.environments
-            self._compressor = Compressor(chain, self._links[-1], batch, self._outputs)
+        acting = dataclasses.replace(config, compressor=None)
+        for number in range(len(config.process_names())):
+            link = Link(config.trajectory, number, stores=self._stores)
+            self._links.append(link)
+            if number < config.actor.actors:
+                self._actors.append(Called(acting, link, number))
+            else:
+                self._compressor = Called(config, link, number)
 
     def _begin(self) -> None:
         pass
 
-    def _publish(self, store: int, version: int, encoded: Encoded) -> None:
-        self._stores[store] = Weights(encoded.header, encoded.payload(), version)
-        if store != FULL_PRECISION:
-            return
-        for link in self._links:
-            link.newest = version
-        if self._compressor is not None:
-            self._compressor.step()
+    def _call(self, called: Called, link: Link) -> None:
+        link.settings, link.observations = self._settings, self._observations
+        called.call()
 
-    def take(self, count: int, *, timeout: float) -> Batch | None:
-        """See :meth:`Engine.take`; acts now, whatever the timeout."""
-        room = self._config.slots_per_actor * len(self._actors)
+    def _publish(self, encoded: Encoded, version: int) -> None:
+        self._stores[FULL_PRECISION] = Weights(encoded.header, encoded.payload(), version)
+        if self._compressor is not None:
+            self._call(self._compressor, self._links[-1])
+
+    def _collect(self, count: int, deadline: float) -> bool:
+        """Act now, whatever the deadline."""
         if not self._actors:
             raise not_running()
-        if not 1 <= count <= room:
-            raise ConfigError(field="count", value=count, expected=f"1 to {room}")
         while len(self._ready) < count:
             if not self._may_insert():
-                return None
+                return False
             self._act()
-        taken, self._ready = self._ready[:count], self._ready[count:]
-        return Batch(taken, lambda: None)
-
-    def _may_insert(self) -> bool:
-        limiter, size = self._config.limiter, self._config.trajectory.transitions
-        if limiter is None:
-            return True
-        return limiter.can_insert(self.counters(("steps",))["steps"], self._samples, size)
+        return True
 
     def _act(self) -> None:
         """Let the next actor fill a trajectory."""
         number = self._turn
         self._turn = (number + 1) % len(self._actors)
+        link = self._links[number]
         try:
-            self._actors[number].rollout()
+            self._call(self._actors[number], link)
         except Exception as error:
             if isinstance(error, VinorewardError):
                 why = f"actor {number} failed: {error}"
             else:
                 why = f"actor {number} failed. Expected it to run.\n{error_report(error)}"
             raise EngineError(why) from error
-        filled = self._links[number].filled()
-        filled.flags.writeable = False
-        self._ready.append(self._config.trajectory.view(filled, number))
-
-    def waiting(self) -> int:
-        """See :meth:`Engine.waiting`."""
-        return len(self._ready)
-
-    def sampled(self, count: int) -> None:
-        """See :meth:`Engine.sampled`."""
-        self._samples += count
-
-    def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
-        """See :meth:`Engine.counters`."""
-        return {name: sum(link.counts[name] for link in self._links) for name in names}
-
-    def pulled(self) -> Sequence[int]:
-        """See :meth:`Engine.pulled`."""
-        return [link.pulled for link in self._links]
+        self._counters.update(link.counts)
+        link.buffer.flags.writeable = False
+        self._ready.append(self._config.trajectory.view(link.buffer, number))
 
     def compressed_policy(self) -> Policy | None:
         """See :meth:`Engine.compressed_policy`."""
         latest = self._stores.get(COMPRESSED)
         if latest is None:
             return None
-        return Weights(latest.header, latest.payload.copy()).policy()
+        return dataclasses.replace(latest, payload=latest.payload.copy()).policy()
 
     def messages(self) -> Messages:
         """See :meth:`Engine.messages`."""
-        messages = Messages()
         for number, link in enumerate(self._links):
             for kind, value in link.take_sent():
-                messages.add(number, kind, value)
-        return messages
+                self._messages.add(number, kind, value)
+        return super().messages()
 
     def close(self) -> None:
         """See :meth:`Engine.close`."""
-        parts: list[Any] = [*self._actors, self._outputs]
-        self._actors, self._compressor, self._outputs = [], None, None
+        parts = [*self._actors, self._compressor]
+        self._actors, self._compressor = [], None
         for part in parts:
             if part is not None:
                 part.close()

@@ -1,4 +1,4 @@
-"""The engine of one machine: spawned processes that share memory, and a pipe for small messages.
+"""The engine of one machine: spawned processes that share memory, and pipes for small messages.
 
 Child processes import this module, so nothing heavy is imported here.
 """
@@ -6,62 +6,50 @@ Child processes import this module, so nothing heavy is imported here.
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError
-from vinoreward_actors.actor_learner.acting.actor import COUNTERS, Actor, ActorConfig
-from vinoreward_actors.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward_actors.actor_learner.config import SamplesPerInsert
 from vinoreward_actors.actor_learner.engines.base import (
-    Engine,
-    EngineError,
-    Messages,
+    LOOK_EVERY,
+    Called,
+    EngineConfig,
     not_running,
 )
-from vinoreward_actors.actor_learner.engines.config import EngineConfig
-from vinoreward_actors.actor_learner.engines.processes import Child, reporting, send
-from vinoreward_actors.actor_learner.engines.supervisor import Ended, Status, Supervisor, Worker
-from vinoreward_actors.actor_learner.transport.link import (
-    OBSERVATIONS,
-    SETTINGS,
-    ActorLink,
-    CompressorLink,
-    Link,
-    Weights,
+from vinoreward_actors.actor_learner.engines.processes import SIGN_EVERY, Child, reporting, send
+from vinoreward_actors.actor_learner.engines.workers import (
+    SAVE_PATIENCE,
+    Ended,
+    Observations,
+    Worker,
+    WorkerEngine,
 )
-from vinoreward_actors.actor_learner.transport.shared_memory import (
-    ControlBlock,
-    ControlSpec,
-    aligned,
-    wait_until,
-)
+from vinoreward_actors.actor_learner.transport.link import ActorSettings, Link, Weights
+from vinoreward_actors.actor_learner.transport.memory import SharedMemory, aligned
 from vinoreward_actors.actor_learner.transport.trajectory import (
     COMPRESSED,
     FULL_PRECISION,
-    Batch,
     Trajectory,
 )
-from vinoreward_actors.actor_learner.transport.trajectory_ring import RingSpec, TrajectoryRing
-from vinoreward_actors.actor_learner.transport.weight_store import WeightStore, WeightStoreSpec
-from vinoreward_actors.policies.backends.base import BackendOutputs
+from vinoreward_actors.actor_learner.transport.weight_store import WeightStore
 from vinoreward_actors.policies.policy import Policy
-from vinoreward_actors.policies.wire import Encoded, decode, encode
+from vinoreward_actors.policies.wire import Encoded, encode
 
 BLOB_ROOM = 1 << 20
 """Bytes of a compressed policy beyond those of its weights in full precision; a compiled INT8 form
 needs about half of them."""
-SETTINGS_BYTES = 16384
-PULLED = "pulled"
-"""Counter: the newest version of any network that a process has pulled, plus 1."""
-RESETS = "resets"
-"""Counter: odd while an actor resets environments."""
+END_PATIENCE = 3.0
+"""Seconds that actors have to end by themselves."""
 NO_GUARD = (
     "nothing: see what it wrote to the terminal. A script that starts a training needs its code "
     'below `if __name__ == "__main__":`, as processes that are started import it.'
@@ -69,94 +57,107 @@ NO_GUARD = (
 """The report of a process that Python could not start."""
 
 
-# In a child process
+@dataclass(frozen=True)
+class Shared:
+    """The memory that processes share; an argument of each of them."""
+
+    stores: Mapping[int, WeightStore]  # by network
+    trajectories: SharedMemory  # the slots of all actors, in order
+    observations: SharedMemory | None  # for the compressor; written while it is idle
+
+    def slot(self, config: EngineConfig, index: int) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a trajectory."""
+        size = config.trajectory.nbytes
+        return self.trajectories.array(index * size, (size,), np.uint8)
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What processes need to attach to the shared memory; plain data."""
+class Order:
+    """What the learner asks a process for."""
 
-    control: ControlSpec
-    stores: Mapping[int, WeightStoreSpec]  # by number
-    ring: RingSpec
-
-
-class _LocalLink(Link):
-    def __init__(self, shared: Shared, process: int, pipe: Connection) -> None:
-        self._process = process
-        self._pipe = pipe
-        self._control = ControlBlock.attach(shared.control)
-        self._stores = {store: WeightStore.attach(spec) for store, spec in shared.stores.items()}
-
-    @property
-    def stopped(self) -> bool:
-        self._control.beat(self._process)
-        return self._control.stopped
-
-    def report(self, kind: str, value: Any) -> None:
-        send(self._pipe, kind, value)
-
-    def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
-        opened = self._stores[store]
-        if wait:
-            weights = opened.wait_newer(have, stop=lambda: self.stopped)
-        else:
-            weights = opened.pull_if_newer(have)
-        if weights is not None and store in (FULL_PRECISION, COMPRESSED):
-            had = self._control.count(self._process, PULLED)
-            self._control.add(self._process, PULLED, max(0, weights.version + 1 - had))
-        return weights
+    settings: ActorSettings
+    slot: int = 0  # of an actor's trajectory
+    rows: tuple[tuple[int, ...], str] | None = None  # shape and dtype of new observations
 
 
-class _LocalActorLink(_LocalLink, ActorLink):
+# In a child process
+
+
+class LocalLink(Link):
+    """The link of a child process; a thread of its own reads the learner's orders."""
+
     def __init__(
         self,
+        config: EngineConfig,
         shared: Shared,
-        actor: int,
+        number: int,
         generation: int,
+        orders: Connection,
         pipe: Connection,
-        limiter: SamplesPerInsert | None,
     ) -> None:
-        super().__init__(shared, actor, pipe)
-        self._limiter = limiter
-        self._ring = TrajectoryRing.attach(shared.ring, actor, generation)
+        super().__init__(config.trajectory, number, generation)
+        self._config, self._shared, self._pipe = config, shared, pipe
+        self._orders: SimpleQueue[Order | None] = SimpleQueue()
+        self._over = False
+        self._signed = 0.0
+        self._slot = 0
+        threading.Thread(target=self._listen, args=(orders,), daemon=True).start()
+
+    def _listen(self, orders: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._orders.put(orders.recv())
+        # The learner has closed its end, or has died.
+        self._over = True
+        self._orders.put(None)
+
+    def next(self) -> bool:
+        """Wait for the next order and take its settings; False if there is none any more."""
+        order = self._orders.get()
+        if order is None:
+            return False
+        self.settings, self._slot = order.settings, order.slot
+        memory = self._shared.observations
+        if order.rows is not None and memory is not None:
+            self.observations = memory.array(0, *order.rows).copy()
+        return True
+
+    @property
+    def stopped(self) -> bool:  # type: ignore[override]
+        """See :class:`Link`."""
+        if time.monotonic() - self._signed > SIGN_EVERY:
+            self.report("alive", None)
+        return self._over
+
+    def report(self, kind: str, value: Any) -> None:
+        """See :meth:`Link.report`."""
+        self._signed = time.monotonic()
+        send(self._pipe, kind, value)
 
     @property
     def learner_version(self) -> int:
-        return self._control.learner_version
+        """See :attr:`Link.learner_version`."""
+        return self._shared.stores[FULL_PRECISION].latest_version
 
-    def _may_insert(self) -> bool:
-        if self._limiter is None:
-            return True
-        # As if all actors began now: what others have begun is not counted yet.
-        return self._limiter.can_insert(
-            self._control.total("steps"), self._control.samples, self._limiter.insert_size
-        )
+    def pull(self, network: int, have: int) -> Weights | None:
+        """See :meth:`Link.pull`."""
+        return self._shared.stores[network].pull_if_newer(have)
 
     def resetting(self, begins: bool) -> None:
-        self._control.beat(self._process)
-        self._control.add(self._process, RESETS)
+        """See :meth:`Link.resetting`."""
+        self.report("resetting", begins)
 
-    def begin(self) -> Trajectory | None:
-        if not wait_until(self._may_insert, stop=lambda: self.stopped):
-            return None
-        return self._ring.acquire(stop=lambda: self.stopped)
+    def room(self) -> npt.NDArray[np.uint8]:
+        """See :meth:`Link.room`."""
+        return self._shared.slot(self._config, self._slot)
 
-    def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
-        self._ring.commit()
-        if episodes:
-            self.report("episodes", episodes)
-        for name, value in counts.items():
-            self._control.add(self._process, name, value)
-
-
-class _LocalCompressorLink(_LocalLink, CompressorLink):
     def publish(self, policy: Policy) -> None:
-        out = self._stores[COMPRESSED]
+        """See :meth:`Link.publish`."""
+        out = self._shared.stores[COMPRESSED]
         if policy.version <= out.latest_version:
             return  # published by a compressor that died after that
         encoded = encode(policy, packed=False)  # actors read it where it lies
-        size, room = aligned(len(encoded.header)) + encoded.size, out.spec.capacity
+        size, room = aligned(len(encoded.header)) + encoded.size, out.capacity
         if size > room:
             raise ConfigError(
                 f"the compressed policy of version {policy.version} takes {size} bytes. Expected "
@@ -166,28 +167,25 @@ class _LocalCompressorLink(_LocalLink, CompressorLink):
         out.publish(encoded.header, [part for _, part in encoded.parts], version=policy.version)
 
 
-def run_actor(
-    config: ActorConfig,
-    limiter: SamplesPerInsert | None,
+def run_process(
+    config: EngineConfig,
     shared: Shared,
     number: int,
     generation: int,
+    orders: Connection,
     pipe: Connection,
 ) -> None:
-    """Run one actor in a child process until training is over."""
+    """Run an actor or the compressor in a child process until the learner closes ``orders``."""
     with reporting(pipe):
-        link = _LocalActorLink(shared, number, generation, pipe, limiter)
-        Actor(config, link, number, generation).run()
-
-
-def run_compressor(
-    config: CompressorConfig, batch: int, shared: Shared, number: int, pipe: Connection
-) -> None:
-    """Run the compressor in a child process until training is over."""
-    with reporting(pipe):
-        link = _LocalCompressorLink(shared, number, pipe)
-        with BackendOutputs(batch) as outputs:
-            Compressor(config, link, batch, outputs).run()
+        link = LocalLink(config, shared, number, generation, orders, pipe)
+        with Called(config, link, number, generation) as process:
+            link.report("begun", None)
+            acts = config.compressor is None
+            while link.next():
+                done = process.call()
+                if acts and not done:  # stopped in the middle
+                    break
+                link.report(*(("filled", link.counts) if acts else ("compressed", done)))
 
 
 # In the learner's process
@@ -200,171 +198,161 @@ def _room(policy: Policy, bits: int = 32) -> int:
     return WeightStore.capacity_for(header, [part for _, part in encode(policy).parts])
 
 
-class _Memory:
-    """The shared memory: all of it or, on an error, none."""
-
-    def __init__(
-        self, config: EngineConfig, policy: Policy, observations: npt.NDArray[np.generic]
-    ) -> None:
-        actors, processes = config.actor.actors, len(config.process_names())
-        full, compressed, rows = _room(policy, config.bits), 64, 64
-        if config.compressor is not None:
-            spec = config.compressor.chain.largest(policy.spec)
-            shapes = spec.parameter_shapes()
-            zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-            compressed = max(full, _room(Policy(spec, zeros))) + BLOB_ROOM
-            row = int(np.prod(observations.shape[1:])) * observations.itemsize
-            rows = config.observations * row + SETTINGS_BYTES
-        sizes = {
-            FULL_PRECISION: full,
-            COMPRESSED: compressed,
-            SETTINGS: SETTINGS_BYTES,
-            OBSERVATIONS: rows,
-        }
-        with contextlib.ExitStack() as opened:
-            add = opened.enter_context
-            self.control = add(ControlBlock.create(processes, (*COUNTERS, PULLED, RESETS)))
-            self.stores = {store: add(WeightStore.create(size)) for store, size in sizes.items()}
-            ring = TrajectoryRing.create(config.trajectory, actors, config.slots_per_actor)
-            self.ring = add(ring)
-            self.close = opened.pop_all().close
-        specs = {number: store.spec for number, store in self.stores.items()}
-        self.shared = Shared(self.control.spec, specs, self.ring.spec)
-
-
-class _LocalWorker(Worker):
+class LocalWorker(Worker):
     """An actor, or the compressor, as a child process."""
 
-    def __init__(self, name: str, number: int, config: EngineConfig, memory: _Memory) -> None:
+    def __init__(self, name: str, number: int, config: EngineConfig, shared: Shared) -> None:
         super().__init__(name, number, config)
-        self._memory = memory
-        self.child = Child(name, run_actor if self.acts else run_compressor)
+        self._shared = shared
+        self.child = Child(name, run_process)
+        self._orders: Connection | None = None
+        count = config.slots_per_actor
+        self._free = list(range(number * count, (number + 1) * count)) if self.acts else []
+        self._asked: deque[int] = deque()
+        """Slots of the calls under way."""
+        self._held: list[tuple[Trajectory, int]] = []
+        """Trajectories that the learner has, and their slots."""
+        self._given: Observations | None = None
 
     def start(self) -> None:
-        config, shared = self._config, self._memory.shared
-        if self.acts:
-            self.child.start(config.actor, config.limiter, shared, self.number, self.generation)
-        else:
-            compressor = config.compressor_of(self.generation)
-            self.child.start(compressor, config.actor.environments, shared, self.number)
+        """See :meth:`Worker.start`."""
+        config = self._config
+        if self.acts:  # without the chain, which may import torch
+            config = replace(config, compressor=None)
+        theirs, self._orders = get_context("spawn").Pipe(duplex=False)
+        with theirs:
+            self.child.start(config, self._shared, self.number, self.generation, theirs)
 
-    def look(self) -> Status:
+    def call(self, settings: ActorSettings, observations: Observations | None) -> None:
+        """See :meth:`Worker.call`."""
+        if self.acts:
+            self._asked.append(self._free.pop())
+            self._send(Order(settings, self._asked[-1]))
+            return
+        rows, memory = None, self._shared.observations
+        if observations is not None and observations is not self._given and memory is not None:
+            # The compressor is idle: it copies them when it is called.
+            memory.array(0, observations.shape, observations.dtype)[...] = observations
+            rows, self._given = (observations.shape, observations.dtype.name), observations
+        self._send(Order(settings, rows=rows))
+
+    def _send(self, order: Order) -> None:
+        if self._orders is not None:
+            with contextlib.suppress(OSError):  # it is dead, as the next look finds
+                self._orders.send(order)
+
+    def messages(self) -> list[tuple[str, Any]]:
+        """See :meth:`Worker.messages`."""
         # Before reading its messages: the last ones are there once it is gone.
-        alive = self.child.alive
-        messages = self.child.messages()
-        silence = self._memory.control.silence(self.number)
-        ended = None if alive else self.child.ended()
-        if ended is not None and silence == math.inf and ended.why == "ended with status 1":
-            ended = Ended(ended.why, NO_GUARD)
-        if self.acts:
-            handed = self.counter("trajectories")
-        else:
-            handed = self._memory.stores[COMPRESSED].latest_version + 1
-        return Status(silence, handed, messages, ended, self.counter(RESETS) % 2 == 1)
+        alive, found = self.child.alive, []
+        for kind, value in self.child.messages():
+            self.begun = self.begun or kind == "begun"
+            found.append((kind, self._filled(value) if kind == "filled" else value))
+        if not alive:
+            ended = self.child.ended()
+            if not self.begun and ended.why == "ended with status 1":
+                ended = Ended(ended.why, NO_GUARD)
+            found.append(("ended", ended))
+        return found
 
-    def kill(self) -> bool:
+    def _filled(self, counts: Mapping[str, int]) -> tuple[Mapping[str, int], Trajectory]:
+        slot = self._asked.popleft()
+        buffer = self._shared.slot(self._config, slot)
+        buffer.flags.writeable = False
+        trajectory = self._config.trajectory.view(buffer, self.number, self.generation)
+        self._held.append((trajectory, slot))
+        return counts, trajectory
+
+    def release(self, trajectory: Trajectory) -> None:
+        """See :meth:`Worker.release`."""
+        super().release(trajectory)
+        self._free += [slot for held, slot in self._held if held is trajectory]
+        self._held = [each for each in self._held if each[0] is not trajectory]
+
+    def stop(self) -> None:
+        """Ask the process to end: an actor at its next step, the compressor after its calls."""
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None
+
+    def ending(self) -> bool:
+        """Return whether the process, which was asked to, may still end by itself."""
+        # Messages are read to the end: a process that cannot send does not end.
+        self.child.messages()
+        return self.begun and self.child.alive
+
+    def end(self) -> bool:
+        """See :meth:`Worker.end`."""
+        self.stop()
         if not self.child.end():
             return False
-        memory, number = self._memory, self.number
-        if self.acts:
-            memory.ring.reclaim(number)
-        memory.control.add(number, PULLED, -self.counter(PULLED))
-        memory.control.add(number, RESETS, self.counter(RESETS) % 2)
-        memory.control.reset_beat(number)
+        self._free += self._asked
+        self._asked.clear()
+        self._given = None
         return True
 
-    def counter(self, name: str) -> int:
-        """Return a counter of all its processes."""
-        return self._memory.control.count(self.number, name)
 
-
-class LocalEngine(Engine):
+class LocalEngine(WorkerEngine[LocalWorker]):
     """Runs actors and compressor as processes of this machine; see :class:`Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
-        self._open_memory: _Memory | None = None
-        self._workers: list[_LocalWorker] = []
-        self._supervisor: Supervisor | None = None
+        self.ahead = config.slots_per_actor
+        self._opened: Shared | None = None
+        self._close_memory: Callable[[], object] = lambda: None
 
     @property
-    def _memory(self) -> _Memory:
-        if self._open_memory is None:
+    def _shared(self) -> Shared:
+        if self._opened is None:
             raise not_running()
-        return self._open_memory
+        return self._opened
 
-    def _open(self, policy: Policy, observations: npt.NDArray[np.generic]) -> None:
+    def _open(self, policy: Policy) -> None:
         config = self._config
-        self._open_memory = memory = _Memory(config, policy, observations)
-        names = enumerate(config.process_names())
-        self._workers = workers = [_LocalWorker(name, at, config, memory) for at, name in names]
+        full, compressed, rows = _room(policy, config.bits), 0, 0
+        if config.compressor is not None and self._observations is not None:
+            spec = config.compressor.chain.largest(policy.spec)
+            shapes = spec.parameter_shapes()
+            zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+            compressed = max(full, _room(Policy(spec, zeros))) + BLOB_ROOM
+            rows = config.observations * self._observations[0].nbytes
+        slots = config.actor.actors * config.slots_per_actor
+        with contextlib.ExitStack() as opened:  # all of the memory or, on an error, none
+            add = opened.enter_context
+            self._opened = Shared(
+                {FULL_PRECISION: add(WeightStore(full)), COMPRESSED: add(WeightStore(compressed))},
+                add(SharedMemory.create(slots * config.trajectory.nbytes)),
+                add(SharedMemory.create(rows)) if rows else None,
+            )
+            self._close_memory = opened.pop_all().close
+        for number, name in enumerate(config.process_names()):
+            self._workers.append(LocalWorker(name, number, config, self._opened))
 
-        def wait_for(some: Sequence[Worker], seconds: float) -> None:
-            wait([each for one in some for each in workers[one.number].child.handles], seconds)
+    def _wait(self, workers: Sequence[LocalWorker], seconds: float) -> None:
+        wait([handle for one in workers for handle in one.child.handles], seconds)
 
-        self._supervisor = Supervisor(workers, wait_for, config)
-
-    def _begin(self) -> None:
-        self._running.start()
-
-    @property
-    def _running(self) -> Supervisor:
-        if self._supervisor is None:
-            raise not_running()
-        return self._supervisor
-
-    def close(self) -> None:
-        """See :meth:`Engine.close`."""
-        memory = self._open_memory
-        if memory is None:
-            return
-        memory.control.stop()
-        try:
-            if self._supervisor is not None:
-                self._supervisor.close()
-        finally:
-            self._supervisor = self._open_memory = None
-            memory.close()
-
-    def _publish(self, store: int, version: int, encoded: Encoded) -> None:
+    def _publish(self, encoded: Encoded, version: int) -> None:
         parts = [part for _, part in encoded.parts]
-        self._memory.stores[store].publish(encoded.header, parts, version=version)
-        if store == FULL_PRECISION:
-            # After the weights: a process that reads it finds them.
-            self._memory.control.learner_version = version
-
-    def take(self, count: int, *, timeout: float) -> Batch | None:
-        """See :meth:`Engine.take`."""
-        running = self._running
-        batch = self._memory.ring.take(count, timeout=timeout, stop=lambda: bool(running.failure))
-        if batch is None and running.failure:
-            raise EngineError(running.failure)
-        return batch
-
-    def waiting(self) -> int:
-        """See :meth:`Engine.waiting`."""
-        return self._memory.ring.ready()
-
-    def sampled(self, count: int) -> None:
-        """See :meth:`Engine.sampled`."""
-        self._memory.control.samples += count
-
-    def counters(self, names: Sequence[str] = COUNTERS) -> dict[str, int]:
-        """See :meth:`Engine.counters`."""
-        return {name: self._memory.control.total(name) for name in names}
-
-    def pulled(self) -> Sequence[int]:
-        """See :meth:`Engine.pulled`."""
-        return [worker.counter(PULLED) - 1 for worker in self._workers]
+        self._shared.stores[FULL_PRECISION].publish(encoded.header, parts, version=version)
 
     def compressed_policy(self) -> Policy | None:
         """See :meth:`Engine.compressed_policy`."""
-        latest = self._memory.stores[COMPRESSED].pull_if_newer()
-        return None if latest is None else decode(latest.header, latest.payload.copy())
+        latest = self._shared.stores[COMPRESSED].pull_if_newer()
+        return None if latest is None else replace(latest, payload=latest.payload.copy()).policy()
 
-    def messages(self) -> Messages:
-        """See :meth:`Engine.messages`."""
-        messages = self._running.messages()
-        if self._running.failure and not self.waiting():
-            raise EngineError(self._running.failure)
-        return messages
+    def close(self) -> None:
+        """See :meth:`Engine.close`: wait for processes, which are asked to stop, then kill them."""
+        workers, self._workers, self._opened = self._workers, [], None
+        for worker in workers:
+            if not worker.acts and worker.begun and self._save_is_due:
+                worker.call(self._settings, None)
+            worker.stop()
+        began = time.monotonic()
+        while left := [worker for worker in workers if worker.ending()]:
+            saving = not all(worker.acts for worker in left)
+            if time.monotonic() - began > (SAVE_PATIENCE if saving else END_PATIENCE):
+                break
+            self._wait(left, LOOK_EVERY)
+        for worker in workers:
+            worker.end()
+        self._close_memory()

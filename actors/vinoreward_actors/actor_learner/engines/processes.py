@@ -13,21 +13,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from pathlib import Path
 from typing import Any
 
 from vinoreward.processes import STOPS, THREADS, forget_safe_path, starting_processes
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward_actors.actor_learner.acting.evaluation import FIRST_SEED, Evaluator, read_policies
+from vinoreward_actors.actor_learner.acting.evaluation import FIRST_SEED, Evaluator
 from vinoreward_actors.actor_learner.engines.base import error_report, in_short
-from vinoreward_actors.actor_learner.engines.supervisor import Ended
+from vinoreward_actors.actor_learner.engines.workers import Ended
+from vinoreward_actors.policies.wire import load_policy
 
 TERMINATED_GRACE = 30.0
 """Seconds after SIGTERM in which the learner may save its state and end this process."""
-SIGN_EVERY = 0.5
-"""Seconds between two signs of life of an evaluation."""
+SIGN_EVERY = 0.1
+"""Seconds between two signs of life."""
 FAILED = 3
 """Exit status of a process that reported its error."""
 JOIN_TIMEOUT = 5.0
@@ -37,7 +38,7 @@ CHUNK = 1 << 16
 def send(pipe: Connection, kind: str, value: Any) -> None:
     """Write a message, plain data, as a line of JSON; waits while the pipe is full.
 
-    Not with ``Connection.send_bytes``: the supervisor would wait for the rest of a message of a
+    Not with ``Connection.send_bytes``: the learner would wait for the rest of a message of a
     stopped child, and would not notice that the child hangs.
     """
     data = memoryview(json.dumps({"kind": kind, "value": value}).encode() + b"\n")
@@ -93,6 +94,8 @@ class Child:
 
     def start(self, *arguments: Any) -> None:
         """Start a process; the one before has ended. OSError if the system has no room."""
+        with starting_processes():
+            resource_tracker.ensure_running()  # before: its start unblocks signals
         context = multiprocessing.get_context("spawn")
         reading, writing = context.Pipe(duplex=False)
         process = context.Process(
@@ -222,6 +225,8 @@ def run_evaluator(
         seeds = range(FIRST_SEED, FIRST_SEED + episodes)
         with Evaluator(environment, backend, on_step) as evaluator:
             while True:
-                full, compressed = read_policies(Path(requests.recv_bytes().decode()))
+                folder, paired = requests.recv()
+                full = load_policy(f"{folder}/full.json")
+                compressed = load_policy(f"{folder}/compressed.json") if paired else None
                 pair = evaluator.pair(full, compressed, seeds)
                 send(pipe, "evaluated", pair.to_dict())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vinoreward.entry_points import Registry
 from vinoreward.errors import ConfigError, InputError, OutputError
-from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
 from vinoreward_actors.policies.distributions import Exploration
 from vinoreward_actors.policies.policy import Floats, Policy
 from vinoreward_actors.policies.spec import Head, PolicySpec
@@ -88,28 +88,6 @@ class Consumption:
     minimum: int = 0  # transitions before the first update
 
 
-def check_trajectory(spec: PolicySpec, trajectory: Trajectory) -> None:
-    """Refuse a trajectory that does not fit the network of ``spec``, or has invalid data.
-
-    Such as a successor that differs from the next step's observation within an episode.
-    """
-    shape = trajectory.rewards.shape
-    if len(shape) != 2 or 0 in shape:
-        raise InputError(
-            f"a trajectory's rewards have the shape {shape}. Expected (T, B) with at least one "
-            "step of one environment."
-        )
-    TrajectorySpec.of(spec, shape[0], shape[1]).check(trajectory)
-    within = ~(trajectory.terminated | trajectory.truncated)[:-1]
-    following = trajectory.observations[1:]
-    if not np.array_equal(trajectory.next_observations[:-1][within], following[within]):
-        raise InputError(
-            f"a trajectory of actor {trajectory.actor} has successors that differ from the next "
-            "steps' observations within an episode. Expected consecutive steps, and terminated or "
-            "truncated set where an episode ends."
-        )
-
-
 def outputs_of(module: TorchPolicy, observations: npt.NDArray[np.generic]) -> Floats:
     """Return a module's head outputs (N, K), float32, a few thousand rows at a time."""
     device = next(module.parameters()).device
@@ -169,8 +147,6 @@ class Learner(abc.ABC):
         self._settings = config
         with seeded(config.seed):
             self.actor = TorchPolicy(spec, head_gain=head_gain).to(self.device)
-        self.draws = torch.Generator(self.device)
-        self.draws.manual_seed(config.seed)
         self._parts: dict[str, _Restorable] = {"actor": self.actor}
 
     @abc.abstractmethod
@@ -185,7 +161,7 @@ class Learner(abc.ABC):
             dict: metrics; empty if there was not enough data for an update.
 
         Raises:
-            InputError: trajectories of another network or of other shapes.
+            InputError: no trajectories, or some that cannot be batched.
             OutputError: a loss or its gradient is not finite; the weights did not change.
         """
 
@@ -235,10 +211,6 @@ class Learner(abc.ABC):
         array: Floats = tensor.detach().float().cpu().numpy().reshape(shape)
         return array
 
-    def normal(self, *shape: int) -> Tensor:
-        """Sample from a normal distribution with the learner's own generator."""
-        return torch.randn(*shape, generator=self.draws, device=self.device)
-
     def step(
         self, loss: Tensor, optimizer: torch.optim.Optimizer, parameters: Iterator[nn.Parameter]
     ) -> float:
@@ -276,7 +248,6 @@ class Learner(abc.ABC):
             "kind": type(self).__name__,
             "spec": self.spec.digest(),
             "updates": self.updates,
-            "draws": self.draws.get_state(),
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
 
@@ -298,7 +269,6 @@ class Learner(abc.ABC):
             for name, part in self._parts.items():
                 _load(part, state["parts"][name])
             self.updates = int(state["updates"])
-            self.draws.set_state(state["draws"].cpu())
         except (KeyError, RuntimeError, InputError) as error:
             raise ConfigError(
                 f"the learner's state does not fit ({error}). Expected the state of the same "

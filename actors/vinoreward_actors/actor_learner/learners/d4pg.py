@@ -118,8 +118,8 @@ class D4PG(ReplayLearner):
         actor_loss = self._d4pg.saturation * excess - value
         norm = self.step(actor_loss, self.optimizer, self.actor.parameters())
         if (self.updates + 1) % self._d4pg.target_update_interval == 0:
-            networks.polyak_update(self.target_actor, self.actor, 1.0)
-            networks.polyak_update(self.target_critic, self.critic, 1.0)
+            self.target_actor.load_state_dict(self.actor.state_dict())
+            self.target_critic.load_state_dict(self.critic.state_dict())
         return {
             "loss": float(critic_loss.detach()),
             "actor_loss": float(actor_loss.detach()),

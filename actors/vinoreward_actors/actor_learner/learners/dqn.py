@@ -20,10 +20,7 @@ class DQNConfig(ReplayConfig):
     """Settings of :class:`DQN`.
 
     Attributes:
-        double: whether the current network chooses the successor's action and the target network
-            evaluates it; otherwise the target network does both.
         target_update_interval: updates between copies to the target network.
-        huber: error above which the loss is linear.
         target_epsilon: fraction of random actions of the learned policy. For correctors, whose
             traces a greedy policy would cut at each explored action.
         epsilon_start: the actors' initial fraction of random actions.
@@ -33,9 +30,7 @@ class DQNConfig(ReplayConfig):
 
     max_grad_norm: float = 10.0
     batch_size: int = 64
-    double: bool = True
     target_update_interval: int = 100
-    huber: float = 1.0
     target_epsilon: float = 0.0
     epsilon_start: float = 1.0
     epsilon_end: float = 0.05
@@ -44,11 +39,8 @@ class DQNConfig(ReplayConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         shares = (self.target_epsilon, self.epsilon_start, self.epsilon_end)
-        if not all(0 <= share <= 1 for share in shares) or not self.huber > 0:
-            raise ConfigError(
-                f"DQN has epsilons {shares} and huber={self.huber}. Expected epsilons from 0 to 1 "
-                "and a positive huber."
-            )
+        if not all(0 <= share <= 1 for share in shares):
+            raise ConfigError(f"DQN has epsilons {shares}. Expected epsilons from 0 to 1.")
         if min(self.target_update_interval, self.epsilon_decay_steps) < 1:
             raise ConfigError(
                 f"DQN has target_update_interval={self.target_update_interval} and "
@@ -87,10 +79,10 @@ class DQN(ReplayLearner):
             targets = self.targets(windows, self._state_values, self._executed)
         values = self.computed(self.actor, observations)[0]
         chosen = values.gather(1, actions[:, None])[:, 0]
-        loss = functional.huber_loss(chosen, targets, delta=self._dqn.huber)
+        loss = functional.huber_loss(chosen, targets)
         norm = self.step(loss, self.optimizer, self.actor.parameters())
         if (self.updates + 1) % self._dqn.target_update_interval == 0:
-            networks.polyak_update(self.target, self.actor, 1.0)
+            self.target.load_state_dict(self.actor.state_dict())
         return {
             "loss": float(loss.detach()),
             "value": float(chosen.detach().mean()),
@@ -100,21 +92,20 @@ class DQN(ReplayLearner):
 
     def _state_values(self, observations: Tensor) -> Tensor:
         q_values: Tensor = self.computed(self.target, observations)[0]
-        return (self._probabilities(observations, q_values) * q_values).sum(1)
+        return (self._probabilities(observations) * q_values).sum(1)
 
     def _executed(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         q_values: Tensor = self.computed(self.target, observations)[0]
-        chosen = self._probabilities(observations, q_values).gather(1, actions[:, None])[:, 0]
+        chosen = self._probabilities(observations).gather(1, actions[:, None])[:, 0]
         # log(0) is -infinity: the policy never takes this action.
         return chosen.log(), q_values.gather(1, actions[:, None])[:, 0]
 
-    def _probabilities(self, observations: Tensor, q_values: Tensor) -> Tensor:
+    def _probabilities(self, observations: Tensor) -> Tensor:
         """Return the learned policy's probabilities (N, A), greedy up to ``target_epsilon``.
 
-        ``q_values`` (N, A) are the target network's.
+        The current network chooses, and the target network evaluates: double Q-learning.
         """
-        if self._dqn.double:
-            q_values = self.computed(self.actor, observations)[0]
+        q_values: Tensor = self.computed(self.actor, observations)[0]
         greedy = functional.one_hot(q_values.argmax(1), self.spec.actions).float()
         share = self._dqn.target_epsilon
         return (1.0 - share) * greedy + share / self.spec.actions

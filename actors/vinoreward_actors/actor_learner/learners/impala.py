@@ -20,7 +20,6 @@ from vinoreward_actors.actor_learner.learners.base import (
     Consumption,
     Learner,
     LearnerConfig,
-    check_trajectory,
     seeded,
 )
 from vinoreward_actors.actor_learner.transport.trajectory import ARRAYS, Trajectory
@@ -96,7 +95,7 @@ class Impala(Learner):
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Make one step on several trajectories; see :meth:`Learner.update`."""
-        batch = concatenate(self.spec, trajectories)
+        batch = concatenate(trajectories)
         observations = self.tensor(batch.observations.reshape(-1, *self.spec.observation_shape))
         actions = self.tensor(batch.actions.reshape(-1, *batch.actions.shape[2:]))
         outputs, values = self.computed(self.actor, observations)
@@ -150,16 +149,14 @@ class Impala(Learner):
         )
 
 
-def concatenate(spec: PolicySpec, trajectories: Sequence[Trajectory]) -> Trajectory:
-    """Check trajectories of equally many steps, and concatenate them over their environments."""
+def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
+    """Concatenate trajectories of equally many steps over their environments."""
     lengths = sorted({len(trajectory.rewards) for trajectory in trajectories})
     if len(lengths) != 1:
         raise InputError(
             f"trajectories have {lengths or 'no'} steps. Expected at least one trajectory, all of "
             "the same length."
         )
-    for trajectory in trajectories:
-        check_trajectory(spec, trajectory)
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(each, name) for each in trajectories], axis=1)
         for name in ARRAYS

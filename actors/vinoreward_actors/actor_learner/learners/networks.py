@@ -48,19 +48,6 @@ def entropy(spec: PolicySpec, outputs: Tensor) -> Tensor:
     return (log_std + HALF_LOG_TWO_PI + 0.5).sum(-1)
 
 
-def sample(spec: PolicySpec, outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return actions (N, A) in [-1, 1] of a ``tanh_gaussian`` head, and log densities (N,).
-
-    Both are differentiable; ``noise`` (N, A) is normally distributed.
-    """
-    mean, log_std = gaussian(spec, outputs)
-    before = mean + log_std.exp() * noise
-    normal = -0.5 * noise**2 - log_std - HALF_LOG_TWO_PI
-    # log(1 - tanh(u)^2), without cancellation where tanh is near 1.
-    log_slope = 2.0 * (math.log(2.0) - before - functional.softplus(-2.0 * before))
-    return torch.tanh(before), (normal - log_slope).sum(-1)
-
-
 def project(probabilities: Tensor, returns: Tensor, discounts: Tensor, atoms: Tensor) -> Tensor:
     """Return the distribution (B, N) of ``returns + discounts * Z`` on N evenly spaced atoms.
 
@@ -119,20 +106,3 @@ class Critic(nn.Module):
 def frozen_copy(module: Module) -> Module:
     """Return a copy of a network, without gradients."""
     return copy.deepcopy(module).requires_grad_(False)
-
-
-def polyak_update(target: nn.Module, module: nn.Module, share: float) -> None:
-    """Move a target network by ``share`` towards a network; 1 copies it."""
-    with torch.no_grad():
-        for old, new in zip(target.parameters(), module.parameters(), strict=True):
-            old.lerp_(new, share)
-
-
-def has_bf16(device: torch.device) -> bool:
-    """Whether a device has bfloat16 instructions rather than emulation."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
-        return False
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

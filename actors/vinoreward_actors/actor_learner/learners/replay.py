@@ -23,7 +23,6 @@ from vinoreward_actors.actor_learner.learners.base import (
     Consumption,
     Learner,
     LearnerConfig,
-    check_trajectory,
 )
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
 from vinoreward_actors.correction import Correction, Corrector, NoCorrection, OffPolicyBatch
@@ -96,7 +95,6 @@ class Replay:
 
     def add(self, trajectory: Trajectory) -> int:
         """Insert a trajectory over the oldest steps; return its number of transitions."""
-        check_trajectory(self._spec, trajectory)
         self._prepare(trajectory)
         stops = trajectory.terminated | trajectory.truncated
         stops[-1] = True
@@ -226,16 +224,6 @@ class Replay:
             raise InputError(
                 f"the saved replay has {state['capacity']} slots for {shapes}. Expected "
                 f"{self.capacity} for {wanted}."
-            )
-        rows = {
-            name: array.shape[0] if array.ndim else 0 for name, array in state["arrays"].items()
-        }
-        fits = 0 <= filled <= self.capacity and 0 <= position < self.capacity
-        if not fits or set(rows.values()) != {filled}:
-            raise InputError(
-                f"the saved replay has {rows} rows, {filled} filled slots and continues at slot "
-                f"{position}. Expected one row for each filled slot, and at most {self.capacity} "
-                "slots: it is damaged."
             )
         kept = (self.capacity if filled else 0, *wanted["observations"])
         self._arrays["observations"] = np.zeros(kept, self._spec.observation_dtype)

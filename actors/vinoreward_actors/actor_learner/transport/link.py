@@ -1,10 +1,7 @@
-"""Interfaces between the learner and actors or the compressor; an engine implements them."""
+"""The link of an actor or the compressor to the learner; processes have links of their own kind."""
 
 from __future__ import annotations
 
-import abc
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import InputError
-from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
+from vinoreward_actors.actor_learner.transport.trajectory import (
+    COMPRESSED,
+    FULL_PRECISION,
+    Trajectory,
+    TrajectorySpec,
+)
 from vinoreward_actors.policies.distributions import Exploration
 from vinoreward_actors.policies.policy import Policy
-from vinoreward_actors.policies.wire import Bytes, decode
+from vinoreward_actors.policies.wire import Bytes, decode, encode
 
 NONE = -1
 """Version of missing weights."""
-SETTINGS, OBSERVATIONS = 2, 3
-"""Stores other than those of weights, whose number is that of their network."""
 
 
 @dataclass(frozen=True)
@@ -44,25 +43,10 @@ class ActorSettings:
         """Return an actor's exploration; sigma increases evenly over the actors, as in ActorQ."""
         return Exploration(self.epsilon, self.sigma * (actor + 1) / actors)
 
-    def to_json(self) -> bytes:
-        """Return the settings as JSON."""
-        return json.dumps(dataclasses.asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> ActorSettings:
-        """Return the settings that :meth:`to_json` wrote."""
-        try:
-            return cls(**json.loads(text))
-        except (TypeError, ValueError) as error:
-            raise InputError(
-                f"cannot read the settings ({error!r}). Expected JSON of the same version of "
-                "vinoreward."
-            ) from error
-
 
 @dataclass(frozen=True)
 class Weights:
-    """A received policy, or the newest content of another store."""
+    """A received policy."""
 
     header: bytes  # see :func:`vinoreward_actors.policies.wire.encode`
     payload: Bytes
@@ -73,76 +57,96 @@ class Weights:
         return decode(self.header, self.payload)
 
 
-class Link(abc.ABC):
-    """Common interface of actors and compressor."""
+class Link:
+    """What an actor or the compressor gets and gives; its owner calls it, and nothing runs beside.
 
-    _settings = (NONE, ActorSettings())
+    Args:
+        trajectory: sizes of the actors' trajectories.
+        number: of the actor, from 0; the compressor comes after all actors.
+        generation: number of replacements before it.
+        stores: the newest weights by network, shared with other links.
 
-    @property
-    @abc.abstractmethod
-    def stopped(self) -> bool:
-        """Whether training is over or the learner is gone. Also sends a heartbeat."""
+    Attributes:
+        settings: the latest; the owner sets them before each call.
+        observations: recent ones (N, *shape) for the compressor, or None; set likewise.
+        buffer: the bytes of the trajectory that was begun last.
+        counts: of the trajectory that was committed last.
+        sent: kinds and values of the messages; the owner takes them out.
+    """
 
-    @abc.abstractmethod
+    observations: npt.NDArray[np.generic] | None = None
+    stopped = False
+    """Whether training is over or the learner is gone. Asking is a sign of life."""
+
+    def __init__(
+        self,
+        trajectory: TrajectorySpec,
+        number: int = 0,
+        generation: int = 0,
+        stores: dict[int, Weights] | None = None,
+    ) -> None:
+        self.stores = {} if stores is None else stores
+        self.settings = ActorSettings()
+        self.counts: Mapping[str, int] = {}
+        self.sent: list[tuple[str, Any]] = []
+        self._spec, self._number, self._generation = trajectory, number, generation
+        self.buffer: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+
     def report(self, kind: str, value: Any) -> None:
         """Send a small message to the learner: plain data of a kind such as ``"refused"``."""
+        self.sent.append((kind, value))
 
-    @abc.abstractmethod
-    def pull(self, store: int, have: int, *, wait: bool = False) -> Weights | None:
-        """Return the content of a store if it is newer than version ``have``, or None; cheap.
+    def take_sent(self) -> list[tuple[str, Any]]:
+        """Return the messages since the last call."""
+        sent, self.sent = self.sent, []
+        return sent
 
-        It is valid until the second pull of the same store after this one.
-        ``store`` is 0 for the learner's own weights, 1 for the compressed ones, or
-        :data:`SETTINGS`; a compressor also has :data:`OBSERVATIONS`. ``wait`` blocks until there is
-        newer content or training is over.
-        """
-
-    def settings(self) -> ActorSettings:
-        """Return the latest settings; cheap."""
-        newer = self.pull(SETTINGS, self._settings[0])
-        if newer is not None:
-            self._settings = (newer.version, ActorSettings.from_json(newer.header))
-        return self._settings[1]
-
-
-class ActorLink(Link):
-    """Interface of an actor, which fills trajectories in place."""
+    # Weights, by network: 0 for the learner's own, 1 for the compressed ones
 
     @property
-    @abc.abstractmethod
     def learner_version(self) -> int:
         """The newest version of the learner's weights; read far more often than those."""
+        newest = self.stores.get(FULL_PRECISION)
+        return NONE if newest is None else newest.version
+
+    def pull(self, network: int, have: int) -> Weights | None:
+        """Return weights that are newer than version ``have``, or None; cheap.
+
+        They are valid until the second pull of the same network after this one.
+        """
+        newest = self.stores.get(network)
+        return None if newest is None or newest.version <= have else newest
+
+    # An actor fills trajectories in place
 
     def resetting(self, begins: bool) -> None:
         """Tell that resets begin or are over: they may take longer than a step."""
 
-    @abc.abstractmethod
-    def begin(self) -> Trajectory | None:
-        """Wait for a slot and the limiter; return a trajectory to fill, or None to stop."""
+    def room(self) -> npt.NDArray[np.uint8]:
+        """Return the bytes of the next trajectory."""
+        return np.zeros(self._spec.nbytes, np.uint8)
 
-    @abc.abstractmethod
+    def begin(self) -> Trajectory:
+        """Return a trajectory to fill; it has old contents."""
+        self.buffer = self.room()
+        return self._filled()
+
     def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Send the trajectory of :meth:`begin`, its finished episodes as plain data.
+        """Check the trajectory of :meth:`begin` and send it, with its finished episodes.
 
         ``counts`` are added to this actor's counters.
         """
+        self._spec.check(self._filled())
+        self.counts = counts
+        if episodes:
+            self.report("episodes", episodes)
 
+    def _filled(self) -> Trajectory:
+        return self._spec.view(self.buffer, self._number, self._generation)
 
-class CompressorLink(Link):
-    """Interface of the compressor."""
+    # The compressor
 
-    _seen = NONE
-    _rows: npt.NDArray[np.generic] | None = None
-
-    @abc.abstractmethod
     def publish(self, policy: Policy) -> None:
         """Publish a compressed policy to all actors."""
-
-    def observations(self) -> npt.NDArray[np.generic] | None:
-        """Return a copy of recent observations (N, *shape), or None if there are none."""
-        newer = self.pull(OBSERVATIONS, self._seen)
-        if newer is not None:
-            about = json.loads(newer.header)
-            self._seen = newer.version
-            self._rows = newer.payload.view(about["dtype"]).reshape(about["shape"])
-        return None if self._rows is None else self._rows.copy()
+        encoded = encode(policy)
+        self.stores[COMPRESSED] = Weights(encoded.header, encoded.payload(), policy.version)

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from vinoreward.closing import Closing
 from vinoreward.errors import InputError
-from vinoreward_actors.actor_learner.transport.shared_memory import aligned
+from vinoreward_actors.actor_learner.transport.memory import aligned
 from vinoreward_actors.policies.spec import PolicySpec
 
 FULL_PRECISION, COMPRESSED = 0, 1
@@ -73,20 +74,6 @@ ARRAYS = tuple(field.name for field in dataclasses.fields(Trajectory))[:-2]
 
 
 @dataclass(frozen=True)
-class Field:
-    """Position of one array in a slot."""
-
-    shape: tuple[int, ...]  # with T and B
-    dtype: str
-    offset: int  # bytes from the slot's start, a multiple of 64
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True)
 class TrajectorySpec:
     """Sizes and dtypes of every trajectory of a run; plain data."""
 
@@ -119,34 +106,29 @@ class TrajectorySpec:
         """T · B."""
         return self.steps * self.environments
 
-    def fields(self) -> dict[str, Field]:
-        """Return the byte layout of a slot by array name."""
+    @cached_property
+    def layout(self) -> np.dtype[Any]:
+        """The arrays of a slot as fields, in the order of :data:`ARRAYS`."""
         lead = (self.steps, self.environments)
-        observations = (lead + self.observation_shape, self.observation_dtype)
-        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        observations = (self.observation_dtype, lead + self.observation_shape)
+        shapes: dict[str, tuple[str, tuple[int, ...]]] = {
             "observations": observations,
-            "actions": (lead + self.action_shape, "int64" if self.discrete else "float32"),
-            "rewards": (lead, "float32"),
-            "terminated": (lead, "bool"),
-            "truncated": (lead, "bool"),
+            "actions": ("int64" if self.discrete else "float32", lead + self.action_shape),
+            "rewards": ("float32", lead),
+            "terminated": ("bool", lead),
+            "truncated": ("bool", lead),
             "next_observations": observations,
-            "log_mu": (lead, "float32"),
-            "behaviour": ((*lead, self.outputs), "float32"),
-            "versions": (lead, "int64"),
-            "network": (lead, "uint8"),
+            "log_mu": ("float32", lead),
+            "behaviour": ("float32", (*lead, self.outputs)),
+            "versions": ("int64", lead),
+            "network": ("uint8", lead),
         }
-        fields: dict[str, Field] = {}
-        end = 0
-        for name in ARRAYS:
-            fields[name] = Field(*shapes[name], offset=aligned(end))
-            end = fields[name].offset + fields[name].nbytes
-        return fields
+        return np.dtype([(name, *shapes[name]) for name in ARRAYS], align=True)
 
     @property
     def nbytes(self) -> int:
         """Bytes of a slot, a multiple of 64."""
-        last = self.fields()[ARRAYS[-1]]
-        return aligned(last.offset + last.nbytes)
+        return aligned(self.layout.itemsize)
 
     def view(
         self, buffer: npt.NDArray[np.uint8], actor: int = 0, generation: int = 0
@@ -157,11 +139,10 @@ class TrajectorySpec:
                 f"a trajectory came as {buffer.dtype}{buffer.shape}. Expected "
                 f"uint8({self.nbytes},): install the same version of vinoreward on every machine."
             )
-        arrays = {
-            name: buffer[at.offset : at.offset + at.nbytes].view(at.dtype).reshape(at.shape)
-            for name, at in self.fields().items()
-        }
-        return Trajectory(**arrays, actor=actor, generation=generation)
+        slot = buffer[: self.layout.itemsize].view(self.layout)
+        return Trajectory(
+            **{name: slot[name][0] for name in ARRAYS}, actor=actor, generation=generation
+        )
 
     def empty(self, actor: int = 0, generation: int = 0) -> Trajectory:
         """Return a new trajectory of zeros."""
@@ -174,12 +155,12 @@ class TrajectorySpec:
             InputError: names the array.
         """
         arrays = trajectory.arrays()
-        for name, at in self.fields().items():
-            array = arrays[name]
-            if array.shape != at.shape or array.dtype != np.dtype(at.dtype):
+        for name, array in arrays.items():
+            wanted = self.layout[name]
+            if array.shape != wanted.shape or array.dtype != wanted.base:
                 raise InputError(
-                    f"{name} of a trajectory is {array.dtype} {array.shape}. Expected {at.dtype} "
-                    f"{at.shape}."
+                    f"{name} of a trajectory is {array.dtype} {array.shape}. Expected "
+                    f"{wanted.base} {wanted.shape}."
                 )
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise InputError(

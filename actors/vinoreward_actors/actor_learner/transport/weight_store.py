@@ -6,80 +6,84 @@ is written. A reader copies the latest slot and keeps the copy if the number was
 the same; otherwise it tries again. It would have to be overtaken by three publications for that.
 
 Order matters only between two stores of the writer and between two loads of a reader, which
-:func:`~vinoreward_actors.actor_learner.transport.shared_memory.fence` keeps on every processor. A
-reader writes nothing, so one that is killed leaves nothing behind; a writer that is killed leaves a
-slot that nobody reads and its successor fills first.
+:func:`fence` keeps on every processor. A reader writes nothing, so one that is killed leaves
+nothing behind; a writer that is killed leaves a slot that nobody reads and its successor fills
+first.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError
-from vinoreward_actors.actor_learner.transport import shared_memory as memory
-from vinoreward_actors.actor_learner.transport.link import Weights
+from vinoreward_actors.actor_learner.transport.link import NONE, Weights
+from vinoreward_actors.actor_learner.transport.memory import ALIGNMENT, WORD, SharedMemory, aligned
 
 SLOTS = 4
 _SLOT_BITS = 8
+_LINE_WORDS = ALIGNMENT // WORD
 _LATEST = 0
 # Words of a slot's control line.
 _SEQUENCE, _VERSION, _HEADER, _PAYLOAD = range(4)
-_CONTROL_BYTES = memory.ALIGNMENT * (1 + SLOTS)
+_CONTROL_BYTES = ALIGNMENT * (1 + SLOTS)
 
 Array = npt.NDArray[Any]
 _HEADER_SLACK = 4096  # bytes; later headers contain longer numbers
 
 
-@dataclass(frozen=True)
-class WeightStoreSpec:
-    """What a process needs to attach to a store; plain data."""
+def fence() -> None:
+    """Order the loads and stores before this call before those after it, for other processes."""
+    # On x86-64 one locking is a full barrier. On ARM it acquires, then releases, and accesses from
+    # both sides may move in between. So twice: what was before the first release stays before the
+    # second acquisition. Python offers nothing closer. About 0.2 µs.
+    lock = threading.Lock()
+    for _ in range(2):
+        lock.acquire()
+        lock.release()
 
-    segment: memory.SegmentSpec
-    capacity: int  # bytes per slot, for header and arrays
 
-
-class WeightStore(memory.InSegment):
+class WeightStore(Closing):
     """The latest weights, for one writing process and any number of reading processes.
 
-    ``create`` it in the parent and ``attach`` it in spawned children.
+    An argument of processes that are started.
+
+    Args:
+        capacity: bytes per slot, see :meth:`capacity_for`; it takes :data:`SLOTS` times as many.
+        memory: of the store, in a process that inherits it.
     """
 
-    def __init__(self, segment: memory.Segment, spec: WeightStoreSpec) -> None:
-        super().__init__(segment)
-        self.spec = spec
-        self._words = segment.words(0, _CONTROL_BYTES // memory.WORD)
+    def __init__(self, capacity: int, memory: SharedMemory | None = None) -> None:
+        self.capacity = capacity = aligned(max(1, capacity))
+        self._memory = memory or SharedMemory.create(_CONTROL_BYTES + SLOTS * capacity)
+        self._words = self._memory.words(_CONTROL_BYTES // WORD)
         self._slots = [
-            segment.array(_CONTROL_BYTES + slot * spec.capacity, (spec.capacity,), np.uint8)
+            self._memory.array(_CONTROL_BYTES + slot * capacity, (capacity,), np.uint8)
             for slot in range(SLOTS)
         ]
         self._copies: list[npt.NDArray[np.uint8]] = []
         """Two, filled in turn: whoever takes newer weights may still hold the ones before."""
 
-    @classmethod
-    def create(cls, capacity: int) -> WeightStore:
-        """Reserve the memory, :data:`SLOTS` · capacity bytes; see :meth:`capacity_for`."""
-        capacity = memory.aligned(max(1, capacity))
-        segment = memory.Segment.create(_CONTROL_BYTES + SLOTS * capacity)
-        return cls(segment, WeightStoreSpec(segment.spec, capacity))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WeightStore, (self.capacity, self._memory)
 
-    @classmethod
-    def attach(cls, spec: WeightStoreSpec) -> WeightStore:
-        """Open a store that another process created."""
-        return cls(memory.Segment.attach(spec.segment), spec)
+    def close(self) -> None:
+        """Release the memory."""
+        self._memory.close()
 
     @staticmethod
     def capacity_for(header: bytes, arrays: Sequence[Array]) -> int:
         """Return the bytes per slot for such weights, with room for longer headers."""
         end = 0
         for array in arrays:
-            end = memory.aligned(end) + array.nbytes
-        return memory.aligned(memory.aligned(len(header) + _HEADER_SLACK) + end)
+            end = aligned(end) + array.nbytes
+        return aligned(aligned(len(header) + _HEADER_SLACK) + end)
 
     @property
     def latest_version(self) -> int:
@@ -92,7 +96,7 @@ class WeightStore(memory.InSegment):
         return (word >> _SLOT_BITS) - 1, word & ((1 << _SLOT_BITS) - 1)
 
     def _line(self, slot: int) -> int:
-        return memory.LINE_WORDS * (1 + slot)
+        return _LINE_WORDS * (1 + slot)
 
     def publish(self, header: bytes, arrays: Sequence[Array], *, version: int) -> None:
         """Copy header and arrays into a slot and make it the latest; does not wait.
@@ -105,33 +109,33 @@ class WeightStore(memory.InSegment):
                 f"cannot publish version {version} after {latest}. Expected a higher one; after a "
                 "resume, continue from latest_version."
             )
-        start = memory.aligned(len(header))
+        start = aligned(len(header))
         offsets, end = [], 0
         for array in arrays:
-            offsets.append(memory.aligned(end))
+            offsets.append(aligned(end))
             end = offsets[-1] + array.nbytes
-        if start + end > self.spec.capacity:
+        if start + end > self.capacity:
             raise ConfigError(
                 f"cannot publish weights of {start + end} bytes. Expected at most "
-                f"{self.spec.capacity}; create the store with a larger capacity."
+                f"{self.capacity}; create the store with a larger capacity."
             )
         slot = (slot + 1) % SLOTS
         words, line, data = self._words, self._line(slot), self._slots[slot]
         writing = (words[line + _SEQUENCE] + 1) | 1  # odd, and new after a killed writer as well
         words[line + _SEQUENCE] = writing
-        memory.fence()  # readers see the odd number before anything else changes
+        fence()  # readers see the odd number before anything else changes
         data.data[: len(header)] = header
         for offset, array in zip(offsets, arrays, strict=True):
             part = data[start + offset : start + offset + array.nbytes]
             part.view(array.dtype).reshape(array.shape)[...] = array
         words[line + _VERSION] = version
         words[line + _HEADER], words[line + _PAYLOAD] = len(header), end
-        memory.fence()  # the slot is complete before its number says so
+        fence()  # the slot is complete before its number says so
         words[line + _SEQUENCE] = writing + 1
-        memory.fence()  # and before readers can find it
+        fence()  # and before readers can find it
         words[_LATEST] = (version + 1) << _SLOT_BITS | slot
 
-    def pull_if_newer(self, have: int = -1) -> Weights | None:
+    def pull_if_newer(self, have: int = NONE) -> Weights | None:
         """Return a copy of the latest weights if their version is above ``have``.
 
         It is valid until the second pull after this one.
@@ -149,23 +153,15 @@ class WeightStore(memory.InSegment):
         """Return a copy of what is in a slot by now; None if it changed meanwhile."""
         words, line, data = self._words, self._line(slot), self._slots[slot]
         if not self._copies:
-            sizes = (self.spec.capacity,) * 2
+            sizes = (self.capacity,) * 2
             self._copies = [np.frombuffer(mmap.mmap(-1, size), np.uint8) for size in sizes]
         before = words[line + _SEQUENCE]
-        memory.fence()  # the number is read before what it stands for
+        fence()  # the number is read before what it stands for
         version, length, size = (words[line + at] for at in (_VERSION, _HEADER, _PAYLOAD))
-        start = memory.aligned(length)
-        if before % 2 or start + size > self.spec.capacity:
+        start = aligned(length)
+        if before % 2 or start + size > self.capacity:
             return None
         header, payload = data[:length].tobytes(), self._copies[0][:size]
         payload[...] = data[start : start + size]
-        memory.fence()  # the copy is complete before the number is read again
+        fence()  # the copy is complete before the number is read again
         return Weights(header, payload, version) if words[line + _SEQUENCE] == before else None
-
-    def wait_newer(
-        self, have: int, timeout: float | None = None, stop: Callable[[], bool] | None = None
-    ) -> Weights | None:
-        """Wait for a version above ``have`` and return it; None after ``timeout`` s or a stop."""
-        if memory.wait_until(lambda: self.latest_version > max(have, -1), timeout, stop):
-            return self.pull_if_newer(have)
-        return None

@@ -17,7 +17,6 @@ from vinoreward.processes import THREADS, environment_variables, searches_curren
 from vinoreward_actors.actor_learner.engines.base import EngineError
 
 ADDRESS = "RAY_ADDRESS"
-NAMESPACE = "vinoreward"
 CONNECT_TIMEOUT = 5.0
 # The second one avoids a tip about a future release on every start.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -150,7 +149,7 @@ class Cluster:
 
     def _connect(self, processes: int) -> None:
         quiet: dict[str, Any] = {
-            "namespace": NAMESPACE,
+            "namespace": "vinoreward",
             "log_to_driver": False,
             "logging_level": logging.ERROR,
         }
