@@ -97,7 +97,8 @@ def check_sample_size(
     config: FinetuneConfig | CalibrateConfig, dataset: Dataset, validation: Indices
 ) -> None:
     """Print which error rate is asked for by default; refuse one that is not supported."""
-    chosen, why = default_rate(dataset, validation)
+    labels, episodes = dataset.labels[validation], dataset.episodes[validation]
+    chosen, why = default_rate(labels, episodes, dataset.episode_steps)
     rate = config.target_fpr or chosen or RATES[-1]
     needed = negatives_needed(rate)
     deciding = int((dataset.labels[validation] == 0).sum())
