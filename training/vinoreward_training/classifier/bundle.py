@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,10 @@ from vinoreward_training.tasks.recorded import recorded_task
 GOLDEN_FRAMES = 8
 SHOWN_MISTAKES = 12
 BLUE, RED = "#0068b5", "#c8102e"
+LIMITS = (
+    "It knows the images it was trained on: another camera, size, light or object needs a new "
+    "capture. Frames close to the success distance are the ones it gets wrong."
+)
 TRAINING_FRAMES = 400
 """About as many training frames show whether the network has learnt them."""
 
@@ -186,7 +191,7 @@ def print_result(result: Evaluation, ood: OodFit) -> None:
 
 
 def sections_of(
-    result: Evaluation, facts: Mapping[str, object], images: Sequence[Path]
+    result: Evaluation, facts: Mapping[str, object], images: Sequence[Path], limits: str = LIMITS
 ) -> list[Section]:
     """Return the sections of a classifier's report; ``facts`` say what it is."""
     decision, test, dead_camera = result.decision, result.test, result.metrics["dead_camera"]
@@ -197,6 +202,14 @@ def sections_of(
     }
     if (by_episode := result.metrics["failing_episodes"]) is not None:
         chosen["by episode"] = by_episode["summary"]
+    failing = ""
+    if dead_camera["frames"]:
+        failing = (
+            f"\n\nOf {dead_camera['frames']} frames as a failing camera gives them (black, noise, "
+            "lost rows and others, the categories dead_camera) it claims "
+            f"{dead_camera['claimed']} (95 % upper bound {dead_camera['claimed_high']:.2%}). They "
+            "are easy and not counted in the rates above."
+        )
     return [
         Section(f"Verdict: {result.verdict.level}", result.verdict.bullets()),
         Section("What it is", facts=facts),
@@ -205,21 +218,12 @@ def sections_of(
             f"Recall {test.recall:.2%} (95 % interval {test.recall_low:.2%} to "
             f"{test.recall_high:.2%}); false-positive rate {test.false_positive_rate:.2%} "
             f"(95 % upper bound {test.fpr_high:.2%}); precision {test.precision:.2%}. "
-            f"Clopper-Pearson, counted in frames.\n\nOf {dead_camera['frames']} frames as a "
-            "failing camera gives them (black, noise, lost rows and others, the categories "
-            f"dead_camera) it claims {dead_camera['claimed']} (95 % upper bound "
-            f"{dead_camera['claimed_high']:.2%}). They are easy and not counted in the rates "
-            "above.",
+            f"Clopper-Pearson, counted in frames.{failing}",
         ),
         Section("By category", rows=result.categories),
         Section("The threshold", facts=chosen),
         Section("Images", images=images),
-        Section(
-            "Limits",
-            "It knows the images it was trained on: another camera, size, light or object "
-            "needs a new capture. Frames close to the success distance are the ones it gets "
-            "wrong.",
-        ),
+        Section("Limits", limits),
     ]
 
 
@@ -251,6 +255,23 @@ def draw_curves(
     axes.grid(alpha=0.3)
     axes.legend(loc="lower center")
     return [save_figure(figure, folder / "roc.png")]
+
+
+def draw_reliability(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the plot of rows of :func:`.reliability`; return its path."""
+    means, shares, low, high = (
+        np.array([row[name] for row in rows], dtype=np.float64)
+        for name in ("mean probability", "share of successes", "low", "high")
+    )
+    figure = new_figure()
+    axes = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color="#999999", linestyle="--", label="calibrated")
+    axes.errorbar(means, shares, [shares - low, high - shares], fmt="o", color=BLUE, capsize=3)
+    axes.set(xlabel="probability", ylabel="share of successes", xlim=(0, 1), ylim=(-0.02, 1.02))
+    axes.set_title("Reliability, with 95 % intervals")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left")
+    return save_figure(figure, path)
 
 
 def _draw_mistakes(path: Path, dataset: Dataset, test: Indices, result: Evaluation) -> Path:

@@ -243,9 +243,7 @@ def claims_by_episode(
     return found | {"share_high": high, "hold": next(held, None), "summary": summary}
 
 
-def default_rate(
-    labels: Labels, episodes: Labels, steps: int | None
-) -> tuple[float | None, str]:
+def default_rate(labels: Labels, episodes: Labels, steps: int | None) -> tuple[float | None, str]:
     """Return the false-positive rate to ask for and why; None if the episodes support none.
 
     ``labels`` and ``episodes`` (N,) are of the frames that choose the threshold, ``steps`` is the

@@ -202,9 +202,9 @@ def conclude(
     print(f"INT8: {classifier_int8(bundle, dataset, config.int8)}")
     verdict = bundle.spec.metrics["verdict"]
     if verdict["level"] == "weak" and verdict["frames"]:
-        following = to_more_images(config.data, verdict["frames"])
+        following = to_more_images(dataset.folder, verdict["frames"])
     else:
         tested = least_episodes(dataset, split_by_episode(dataset)[2])
-        following = after_bundle(path, bundle.spec, config.data, tested)
+        following = after_bundle(path, bundle.spec, dataset.folder, tested)
     print(f"next: {following}")
     return 0
