@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.rewards.classifier import log_odds as log_odds_of
 from vinoreward.rewards.classifier import logit, sigmoid
+from vinoreward_training.classifier.agreement import JudgedLabels, compare_with_judge
 from vinoreward_training.classifier.evaluation import (
     Evaluation,
     Floats,
@@ -74,6 +76,7 @@ def make_bundle(
     recall: float | None = None,
     *,
     corruptions: bool = True,
+    judged: JudgedLabels | None = None,
 ) -> Verdict:
     """Turn a trained network into FOLDER/bundle and FOLDER/report.html; return the verdict on it.
 
@@ -88,6 +91,7 @@ def make_bundle(
         unseen: whether the held-out frames are new to the initial weights, in words.
         recall: on validation frames, which the threshold keeps; None chooses by the target rate.
         corruptions: whether it was trained on corrupted images.
+        judged: a judge's labels, which it learned; None if the data have their own.
     """
     train, _, test = parts
     # In the memory order that it was trained in, which is faster on a CPU.
@@ -137,12 +141,16 @@ def make_bundle(
         "exported network's largest difference from torch": f"{difference:.2g} in logits",
     }
     drawn = draw(folder / "images", dataset, test, result)
+    sections = sections_of(result, facts, drawn)
+    if judged is not None:
+        spec, agreement = _distilled(spec, judged, dataset, test, result, folder)
+        sections.insert(1, agreement)
     publish(
         folder,
         "Success classifier",
         "A success classifier: one camera image in, the probability of success out. Made by "
         "`vinoreward finetune`; use it with `vinoreward.LearnedReward(env, path)`.",
-        sections_of(result, facts, drawn),
+        sections,
         spec,
         {
             "model.onnx": folder / "model.onnx",
@@ -153,6 +161,24 @@ def make_bundle(
     )
     print_result(result, ood)
     return result.verdict
+
+
+def _distilled(
+    spec: BundleSpec,
+    judged: JudgedLabels,
+    dataset: Dataset,
+    test: Indices,
+    result: Evaluation,
+    folder: Path,
+) -> tuple[BundleSpec, Section]:
+    """Return the spec with the judge that labelled its images, and the agreement's section."""
+    claims = claimed(result.log_odds, result.decision.threshold)
+    found, section = compare_with_judge(dataset, test, claims, folder)
+    print(found)
+    metrics = {**spec.metrics, "agreement": found.as_dict}
+    labelled = {**spec.dataset, "labels_from": judged.facts}
+    section = replace(section, facts=judged.facts)
+    return replace(spec, metrics=metrics, dataset=labelled), section
 
 
 def _facts(config: FinetuneConfig, dataset: Dataset, train: Indices) -> dict[str, object]:

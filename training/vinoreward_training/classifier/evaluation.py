@@ -398,7 +398,7 @@ def give_verdict(
         (
             blind,
             f"it claims {dead_claimed} of {dead} dead-camera frames",
-            "a look at which those are, in the bundle's README.md: can the camera fail so?",
+            "a look at which those are, in the report: can the camera fail so?",
         ),
     ]
     reasons = tuple(reason for holds, reason, _ in found if holds)
