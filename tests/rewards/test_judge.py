@@ -173,9 +173,7 @@ def test_a_judge_keeps_its_thresholds_and_can_be_pickled() -> None:
     judge = Judge(reddish, 0.8, exit_threshold=0.6)
     env = LearnedReward(Corridor("image"), judge=judge, image_source="obs")
     assert (env.classifier.threshold, env.classifier.exit_threshold) == (0.8, 0.6)
-    other = LearnedReward(
-        Corridor("image"), judge=judge, image_source="obs", success_threshold=0.7
-    )
+    other = LearnedReward(Corridor("image"), judge=judge, image_source="obs", success_threshold=0.7)
     assert (other.classifier.threshold, other.classifier.exit_threshold) == (0.7, 0.7)
     assert judge.threshold == 0.8
     images = np.full((1, 6, 8, 3), 190, np.uint8)

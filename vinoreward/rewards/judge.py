@@ -14,7 +14,13 @@ from vinoreward.arrays import is_tensor, to_numpy
 from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.bundles.schema import Decision
 from vinoreward.entry_points import named_function
-from vinoreward.errors import ConfigError, InputError, ModelNotFoundError, OutputError
+from vinoreward.errors import (
+    ConfigError,
+    InputError,
+    ModelNotFoundError,
+    OutputError,
+    VinorewardError,
+)
 from vinoreward.files import read_json, read_plain, reason_of
 from vinoreward.rewards.classifier import Prediction, sigmoid
 from vinoreward.rewards.decision import WITHHELD, check_thresholds
@@ -158,6 +164,10 @@ class Judge:
             np.where(abstained, np.float32(ABSTAINED), ood),
         )
 
+    def __deepcopy__(self, memo: object) -> Judge:
+        """Return itself: ``env.spec`` records the judge, whose function may hold a large model."""
+        return self
+
     def takes(self, images: object) -> bool:
         """Return False: images are scored on the host."""
         return False
@@ -181,6 +191,8 @@ def scores_of_judge(
     try:
         given = function(images)
         scores = np.array(to_numpy(given) if is_tensor(given) else given, np.float64)
+    except VinorewardError:
+        raise
     except Exception as error:  # anybody's code may raise anything
         raise OutputError(
             f"the judge {name} failed on {len(images)} images: {type(error).__name__}: "

@@ -101,6 +101,8 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
                 warn_uncalibrated(loaded)
             if isinstance(info.scene, Mapping) and not (callable(source) or accept_foreign_images):
                 check_origin(loaded)
+        else:
+            arguments["judge"] = scorer
         self._init_wrapper(env, source, arguments)
         self._info = info
         self._source: ImageReader | ViewReader = (
