@@ -300,7 +300,7 @@ def test_a_planted_shortcut_is_flagged_and_an_honest_judge_passes(
         assert f"{judges}:{name} scores at most" in said.replace("\n", " ")
     assert status == {"red": 0, "corner": 3}
     assert reports["red"]["safe"] and not reports["red"]["faults"]
-    assert "of 40 claims 40 stay when the cause is removed" in reports["corner"]["faults"]
+    assert any("stay when the cause is removed" in one for one in reports["corner"]["faults"])
     assert (tmp_path / "corner" / "findings" / "00.png").is_file()
 
 
