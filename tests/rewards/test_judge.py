@@ -119,7 +119,7 @@ def test_its_own_detector_withholds_what_is_unlike_the_training(tmp_path: Path) 
         found, expected = judge.predict(images), classifier.predict(images).ood_score
         np.testing.assert_array_equal(found.ood_score, expected)
         assert found.ood_score[0] <= 1 < found.ood_score[1]
-    with pytest.raises(InputError, match=r"\(4, 4\).*Expected \(6, 8\), of its OOD detector"):
+    with pytest.raises(InputError, match=r"\(2, 4, 4, 3\).*of \(6, 8\) images, as its OOD"):
         judge.predict(images[:, :4, :4])
 
 
@@ -184,9 +184,9 @@ def test_a_judge_keeps_its_thresholds_and_can_be_pickled() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "no bundle and no judge"),
-        ({"bundle": "panda-hover-classifier", "judge": reddish}, "a bundle and a judge"),
-        ({"judge": reddish}, "success_threshold.*calibrate --judge"),
+        ({}, "neither bundle and judge"),
+        ({"bundle": "panda-hover-classifier", "judge": reddish}, "both bundle and judge"),
+        ({"judge": reddish}, "success_threshold.*vinoreward calibrate"),
         ({"judge": 3, "success_threshold": 0.5}, "judge=3.*a function of images"),
         ({"judge": reddish, "success_threshold": 1.5}, "success threshold is 1.5"),
         ({"judge": reddish, "success_threshold": 0.5, "image_source": ["obs", "render"]},

@@ -19,7 +19,7 @@ from vinoreward.rewards.classifier import Classifier, sigmoid
 from vinoreward_training.classifier.agreement import compare_with_judge
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset import load_dataset
-from vinoreward_training.judges import CachedJudge
+from vinoreward_training.judges import CachedJudge, load_judge
 from vinoreward_training.labelling.sources import of_folder
 
 JUDGES = '''
@@ -169,7 +169,7 @@ def test_a_calibrated_judge_keeps_threshold_detector_and_rates(
 ) -> None:
     name, data = f"{judges}:unsteady", write_images(tmp_path / "data", 400)
     with pytest.raises(ModelNotFoundError, match="calibrate --judge"):
-        Judge.load(name)
+        load_judge(name)
     words = ["calibrate", "--judge", name, "--data", str(data), "--target-fpr", "0.05"]
     assert main([*words, "--max-calls", "300"]) == 1
     assert "as --max-calls 300 allows" in capsys.readouterr().err
@@ -185,7 +185,7 @@ def test_a_calibrated_judge_keeps_threshold_detector_and_rates(
     assert record["metrics"]["test"]["frames"] < 80
     page = (folder / "report.html").read_text()
     assert "Reliability" not in page and "reliability.png" in page and "roc.png" in page
-    judge = Judge.load(name)
+    judge = load_judge(name)
     assert judge.threshold == record["decision"]["threshold"]
     images, labels = make_images(200, seed=9)
     found = judge.predict(images)
@@ -194,7 +194,7 @@ def test_a_calibrated_judge_keeps_threshold_detector_and_rates(
     assert judge.guard is not None and judge.predict(np.zeros_like(images)).ood_score.min() > 1
     Path(judges).write_text(JUDGES + "\n# mended\n")
     with pytest.raises(ConfigError, match="another version of its file"):
-        Judge.load(name)
+        load_judge(name)
 
 
 def write_scores(path: Path, episodes: int, *, labels: tuple[str, str] = ("0", "1")) -> Path:

@@ -7,16 +7,22 @@ import hashlib
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from vinoreward.bundles.locate import GUARD_FILE
+from vinoreward.bundles.schema import Decision
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, ModelNotFoundError, RunFolderError
-from vinoreward.files import open_plain
-from vinoreward.rewards.judge import Judge, judge_folder, judge_hash, scores_of_judge
+from vinoreward.files import open_plain, read_json, read_plain, reason_of
+from vinoreward.rewards.judge import Judge, scores_of_judge
+from vinoreward.rewards.ood import read_guard
 from vinoreward_training.runs.run_folder import ensure_dir
 
+JUDGE_FILE = "judge.json"
+"""A judge's calibration, in its folder."""
 SCORES = "scores.sqlite"
 """A judge's scores so far, in its folder."""
 BATCH = 32
@@ -173,10 +179,78 @@ def open_judge(name: str, max_calls: int | None, closing: contextlib.ExitStack) 
     function = CachedJudge(name, max_calls)
     closing.callback(function.close)
     try:
-        judge = Judge.load(name)
+        judge = load_judge(name)
     except ModelNotFoundError:
         print(f"{name} was not calibrated: its threshold is {UNCALIBRATED:g}")
         return Judge(function, UNCALIBRATED, name=name)
     print(f"threshold {judge.threshold:.4f}, of {judge_folder(name)}")
     judge.function = function
     return judge
+
+
+def load_judge(name: str) -> Judge:
+    """Return a judge ``FILE.py:FUNCTION`` as ``vinoreward calibrate`` has calibrated it.
+
+    This runs the file.
+
+    Raises:
+        ConfigError: no such function, or it was calibrated as another version of the file.
+        ModelNotFoundError: it was not calibrated.
+    """
+    folder, remedy = judge_folder(name), f"run vinoreward calibrate --judge {name}"
+    try:
+        record = read_json(folder / JUDGE_FILE, 1 << 20)
+        decision = Decision(**record["decision"])
+        guard, sha256 = record["guard"], record["sha256"]
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(
+            f"the judge {name} has no {folder / JUDGE_FILE}. Expected a calibrated one; "
+            f"{remedy}, or give Judge(function, threshold)."
+        ) from error
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise ConfigError(
+            f"{folder / JUDGE_FILE} cannot be read: {reason_of(error)}. Expected what "
+            f"vinoreward calibrate wrote; {remedy}."
+        ) from error
+    if sha256 != judge_hash(name):
+        raise ConfigError(
+            f"the judge {name} was calibrated as another version of its file. Expected the "
+            f"version that its threshold is for; {remedy}, or restore the file."
+        )
+    return Judge(
+        named_function(name, "judge", "a function of images"),
+        decision.threshold,
+        temperature=decision.temperature,
+        guard=None if guard is None else read_guard(folder / GUARD_FILE, guard),
+        name=name,
+    )
+
+
+def judge_hash(name: str) -> str:
+    """Return the SHA-256 of a judge ``FILE.py:FUNCTION``: of the file's bytes and the name."""
+    file, _, function = name.rpartition(":")
+    try:
+        data = read_plain(_judge_file(file, name), 16 << 20)
+    except OSError as error:
+        raise ConfigError(
+            field="judge", value=name, expected=f"a file that can be read ({reason_of(error)})"
+        ) from error
+    return hashlib.sha256(data + b"\0" + function.encode()).hexdigest()
+
+
+def judge_folder(name: str) -> Path:
+    """Return the folder of a judge's scores and calibration, FILE.FUNCTION, beside its file."""
+    file, _, function = name.rpartition(":")
+    path = _judge_file(file, name)
+    return path.with_name(f"{path.stem}.{function}")
+
+
+def _judge_file(file: str, name: str) -> Path:
+    if not file.endswith(".py"):
+        raise ConfigError(
+            field="judge",
+            value=name,
+            expected="FILE.py:FUNCTION, a function of images",
+            remedy="write a file that imports what is in a package",
+        )
+    return Path(file).resolve()

@@ -2,159 +2,80 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.arrays import is_tensor, to_numpy
-from vinoreward.bundles.locate import GUARD_FILE
-from vinoreward.bundles.schema import Decision
-from vinoreward.entry_points import named_function
-from vinoreward.errors import (
-    ConfigError,
-    InputError,
-    ModelNotFoundError,
-    OutputError,
-    VinorewardError,
-)
-from vinoreward.files import read_json, read_plain, reason_of
+from vinoreward.errors import ConfigError, InputError, OutputError, VinorewardError
+from vinoreward.files import reason_of
 from vinoreward.rewards.classifier import Prediction, sigmoid
 from vinoreward.rewards.decision import WITHHELD, check_thresholds
-from vinoreward.rewards.ood import OodDetector, read_guard
+from vinoreward.rewards.ood import OodDetector
 
 JudgeFunction = Callable[[NDArray[np.uint8]], Any]
 """Takes ``(N, H, W, 3)`` uint8 RGB images; returns ``(N,)`` scores from 0 to 1, NaN to abstain."""
 ABSTAINED = 100.0
 """OOD score of an image that a judge abstained from."""
-JUDGE_FILE = "judge.json"
 _LEAST = 1e-6  # scores of 0 and 1 have finite log-odds
 
 
+@dataclass
 class Judge:
     """A function that scores images, with a threshold: used where a classifier is.
 
-    An image from which it abstains earns nothing, as one that is out of distribution.
-
-    Example::
+    An image from which it abstains earns nothing, as one that is out of distribution. ConfigError
+    for values that cannot work. Example::
 
         def reached(images):  # (N, H, W, 3) uint8 RGB
             return (images[..., 0].mean((1, 2)) > 120).astype(float)
 
         env = LearnedReward(env, judge=Judge(reached, threshold=0.5))
-
-    Args:
-        function: see :data:`JudgeFunction`.
-        threshold: probability from which success is claimed.
-        exit_threshold: probability below which a claim ends; ``None`` is the threshold.
-        temperature: log-odds of scores are divided by this.
-        guard: an OOD detector of images of the same size.
-        name: for messages; the function's by default.
-
-    Raises:
-        ConfigError: thresholds or a temperature that cannot work.
     """
 
-    def __init__(
-        self,
-        function: JudgeFunction,
-        threshold: float,
-        *,
-        exit_threshold: float | None = None,
-        temperature: float = 1.0,
-        guard: OodDetector | None = None,
-        name: str | None = None,
-    ) -> None:
-        if not callable(function):
-            raise ConfigError(field="judge", value=function, expected="a function of images")
-        if not 0 < temperature < np.inf:
-            raise ConfigError(field="temperature", value=temperature, expected="a number above 0")
-        self.function = function
-        self.threshold, self.exit_threshold = check_thresholds(threshold, exit_threshold)
-        self.temperature = float(temperature)
-        self.guard = guard
-        self.name = name or str(getattr(function, "__qualname__", type(function).__name__))
-        self.prepared: NDArray[np.uint8] | None = None
-        """Images of the last :meth:`predict`; None if there were none."""
+    function: JudgeFunction
+    threshold: float
+    """Probability from which success is claimed."""
+    exit_threshold: float = None  # type: ignore[assignment]
+    """Probability below which a claim ends; None: the threshold."""
+    temperature: float = 1.0
+    """Log-odds of scores are divided by this."""
+    guard: OodDetector | None = None
+    """An OOD detector of images of the same size."""
+    name: str = ""
+    """For messages; the function's by default."""
+    prepared: NDArray[np.uint8] | None = None
+    """Images of the last :meth:`predict`; None if there were none."""
 
-    @classmethod
-    def load(cls, name: str) -> Judge:
-        """Return a judge ``FILE.py:FUNCTION`` as ``vinoreward calibrate`` has calibrated it.
-
-        This runs the file.
-
-        Raises:
-            ConfigError: no such function, or it was calibrated as another version of the file.
-            ModelNotFoundError: it was not calibrated.
-        """
-        folder, remedy = judge_folder(name), f"run vinoreward calibrate --judge {name}"
-        try:
-            record = read_json(folder / JUDGE_FILE, 1 << 20)
-            decision = Decision(**record["decision"])
-            guard, sha256 = record["guard"], record["sha256"]
-        except FileNotFoundError as error:
-            raise ModelNotFoundError(
-                f"the judge {name} has no {folder / JUDGE_FILE}. Expected a calibrated one; "
-                f"{remedy}, or give Judge(function, threshold)."
-            ) from error
-        except (OSError, ValueError, TypeError, LookupError) as error:
-            raise ConfigError(
-                f"{folder / JUDGE_FILE} cannot be read: {reason_of(error)}. Expected what "
-                f"vinoreward calibrate wrote; {remedy}."
-            ) from error
-        if sha256 != judge_hash(name):
-            raise ConfigError(
-                f"the judge {name} was calibrated as another version of its file. Expected the "
-                f"version that its threshold is for; {remedy}, or restore the file."
-            )
-        return cls(
-            named_function(name, "judge", "a function of images"),
-            decision.threshold,
-            temperature=decision.temperature,
-            guard=None if guard is None else read_guard(folder / GUARD_FILE, guard),
-            name=name,
-        )
-
-    def with_options(
-        self, threshold: float | None, exit_threshold: float | None, *, guarded: bool
-    ) -> Judge:
-        """Return the judge with other thresholds (None: its own), or without its detector."""
-        own = threshold is None and exit_threshold is None
-        return Judge(
-            self.function,
-            self.threshold if threshold is None else threshold,
-            exit_threshold=self.exit_threshold if own else exit_threshold,
-            temperature=self.temperature,
-            guard=self.guard if guarded else None,
-            name=self.name,
-        )
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ConfigError(field="judge", value=self.function, expected="a function of images")
+        if not 0 < self.temperature < np.inf:
+            expected = "a number above 0"
+            raise ConfigError(field="temperature", value=self.temperature, expected=expected)
+        self.threshold, self.exit_threshold = check_thresholds(self.threshold, self.exit_threshold)
+        self.name = self.name or getattr(self.function, "__qualname__", "judge")
 
     def predict(self, images: Any) -> Prediction:
         """Return probability, log-odds and OOD score of ``(N, H, W, 3)`` uint8 images.
 
-        Raises:
-            InputError: no such images, or of another size than the OOD detector's.
-            OutputError: the function fails, or returns anything but N scores from 0 to 1 and NaN.
+        InputError for no such images, or of another size than the OOD detector's; OutputError as
+        :func:`scores_of_judge`.
         """
         images = to_numpy(images) if is_tensor(images) else np.asarray(images)
-        if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != np.uint8:
+        size = images.shape[1:3] if self.guard is None else tuple(self.guard.size.tolist())
+        if images.ndim != 4 or images.shape[1:] != (*size, 3) or images.dtype != np.uint8:
             raise InputError(
                 f"the judge {self.name} was given {images.dtype} {images.shape}. Expected uint8 "
-                "(N, height, width, 3) RGB images; convert them."
-            )
-        size = images.shape[1:3] if self.guard is None else tuple(self.guard.size.tolist())
-        if images.shape[1:3] != size:
-            raise InputError(
-                f"the judge {self.name} was given images of {images.shape[1:3]} (height, width). "
-                f"Expected {size}, of its OOD detector; resize them, or calibrate it again."
+                f"(N, height, width, 3) RGB{f' of {size}' if self.guard is not None else ''} "
+                "images, as its OOD detector, if it has one; convert them."
             )
         self.prepared = images if len(images) else None
         scores = scores_of_judge(self.function, images, self.name)
-        abstained = np.isnan(scores)
-        odds = log_odds_of_scores(scores) / self.temperature
+        abstained, odds = np.isnan(scores), log_odds_of_scores(scores) / self.temperature
         ood = np.zeros(len(images), np.float32)
         if self.guard is not None and len(images):
             ood = self.guard.ood_score(images)
@@ -214,33 +135,3 @@ def log_odds_of_scores(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the log-odds of scores from 0 to 1, finite; NaN stays."""
     inner = np.clip(scores, _LEAST, 1 - _LEAST)
     return np.asarray(np.log(inner) - np.log1p(-inner))
-
-
-def judge_hash(name: str) -> str:
-    """Return the SHA-256 of a judge ``FILE.py:FUNCTION``: of the file's bytes and the name."""
-    file, _, function = name.rpartition(":")
-    try:
-        data = read_plain(_judge_file(file, name), 16 << 20)
-    except OSError as error:
-        raise ConfigError(
-            field="judge", value=name, expected=f"a file that can be read ({reason_of(error)})"
-        ) from error
-    return hashlib.sha256(data + b"\0" + function.encode()).hexdigest()
-
-
-def judge_folder(name: str) -> Path:
-    """Return the folder of a judge's scores and calibration, FILE.FUNCTION, beside its file."""
-    file, _, function = name.rpartition(":")
-    path = _judge_file(file, name)
-    return path.with_name(f"{path.stem}.{function}")
-
-
-def _judge_file(file: str, name: str) -> Path:
-    if not file.endswith(".py"):
-        raise ConfigError(
-            field="judge",
-            value=name,
-            expected="FILE.py:FUNCTION, a function of images",
-            remedy="write a file that imports what is in a package",
-        )
-    return Path(file).resolve()

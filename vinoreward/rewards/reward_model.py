@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,22 +66,26 @@ class RewardModel:
         device: str = "CPU",
         threads: int = 1,
     ) -> None:
-        thresholds = options.success_threshold, options.success_exit_threshold
         guarded, sparse = options.on_ood != "ignore", options.reward_mode == "sparse"
-        self.classifier: Classifier | Judge = (
-            bundle.with_options(*thresholds, guarded=guarded)
-            if isinstance(bundle, Judge)
-            else Classifier(
+        enter, leave = options.success_threshold, options.success_exit_threshold
+        self.classifier: Classifier | Judge
+        if isinstance(bundle, Judge):
+            judge, given = bundle, {} if enter is None else {"threshold": enter}
+            if enter is not None or leave is not None:
+                given["exit_threshold"] = leave  # type: ignore[assignment]
+            guard = judge.guard if guarded else None
+            self.classifier = replace(judge, **given, guard=guard)  # type: ignore[arg-type]
+        else:
+            self.classifier = Classifier(
                 bundle,
                 backend=backend,
                 device=device,
                 precision="fp32" if precision == "auto" and not sparse else precision,
                 threads=threads,
-                threshold=thresholds[0],
-                exit_threshold=thresholds[1],
+                threshold=enter,
+                exit_threshold=leave,
                 guarded=guarded,
             )
-        )
         """What scores the images. It loads at the first one."""
         self.options = options
         self.num_envs = num_envs

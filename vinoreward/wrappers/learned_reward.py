@@ -236,20 +236,16 @@ def _scorer(
     """Return the one of bundle and judge that is given; ConfigError unless that can work."""
     if (bundle is None) == (judge is None):
         raise ConfigError(
-            f"the learned reward was given {'no' if judge is None else 'a'} bundle and "
-            f"{'no' if judge is None else 'a'} judge. Expected one of the two; leave the other out."
+            f"the learned reward was given {'neither' if judge is None else 'both'} bundle and "
+            "judge. Expected one of the two; give or leave out one."
         )
     if bundle is not None:
         return resolve_bundle(bundle)
     if isinstance(judge, Judge):
         return judge
     if threshold is None:
-        raise ConfigError(
-            field="success_threshold",
-            value=None,
-            expected="the score from which a judge's image is a success",
-            remedy="choose it with vinoreward calibrate --judge",
-        )
+        expected = "the score from which a judge claims, as vinoreward calibrate chooses it"
+        raise ConfigError(field="success_threshold", value=None, expected=expected)
     return Judge(judge, threshold)  # type: ignore[arg-type]  # it refuses None
 
 

@@ -29,16 +29,14 @@ from vinoreward_training.audit.corruptions import (
     freeze_camera,
 )
 from vinoreward_training.audit.env import AuditEnv, open_env, open_learner
-from vinoreward_training.audit.interventions import (
-    InterventionReport,
-    intervene,
-    intervention_calls,
-)
+from vinoreward_training.audit.interventions import CLAIMS, InterventionReport, intervene
+from vinoreward_training.audit.interventions import STEPS as INTERVENED_STEPS
 from vinoreward_training.audit.learned_policy import LearnedPolicy, learn
 from vinoreward_training.audit.pairs import compare_pairs
-from vinoreward_training.audit.replays import ReplayReport, replay_calls, replay_claims
+from vinoreward_training.audit.replays import REPLAYS, ReplayReport, replay_claims
+from vinoreward_training.audit.replays import STEPS as REPLAYED_STEPS
 from vinoreward_training.audit.report import AuditReport, sections_of
-from vinoreward_training.audit.search import STATES, SearchReport, search, search_calls
+from vinoreward_training.audit.search import STATES, SearchReport, search
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, episode_identities, load_dataset, size_for
 from vinoreward_training.data.dataset_files import Indices, images_below, save_image
@@ -180,16 +178,17 @@ def audit(
 
 
 def _calls(success: npt.NDArray[np.bool_], options: AuditOptions) -> str:
-    """Say how many images a judge is asked about: at most, as a few coincide."""
+    """Say about how many images a judge scores at most, as those of before are kept."""
     failing = -(-options.failing_frames // len(FAILING_CAMERAS)) * len(FAILING_CAMERAS)
     images = len(EVERY) * len(success) + len(FROZEN) * int((~success).sum()) + failing
     if options.pairs is not None and options.pairs.is_dir():
         images += 2 * len(images_below(options.pairs))
     if options.played is None:
         return f"at most {images} images"
-    played, spaces = options.played, len(options.played.spaces) if options.states else 0
-    steps = intervention_calls(len(played.interventions)) + replay_calls()
-    steps += spaces * search_calls(options.states)
+    played, changes = options.played, len(options.played.interventions)
+    steps = REPLAYED_STEPS + REPLAYS + (INTERVENED_STEPS + CLAIMS * changes) * bool(changes)
+    # Under corruptions as many states again are scored about three times.
+    steps += 4 * options.states * len(played.spaces)
     steps += 0 if played.learner is None else played.learner.steps
     return f"at most {images} images, and {steps} of the environment"
 

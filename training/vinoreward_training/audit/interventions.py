@@ -81,11 +81,6 @@ class InterventionReport:
         return f"{self.claims} claims of as many episodes were examined, in {self.steps} steps."
 
 
-def intervention_calls(interventions: int) -> int:
-    """Return the most images that :func:`intervene` scores."""
-    return STEPS + CLAIMS * interventions if interventions else 0
-
-
 def intervene(subject: Subject, played: AuditEnv, report: InterventionReport) -> Iterator[str]:
     """Play until there are enough claims; apply every intervention to each, and undo it.
 

@@ -70,11 +70,6 @@ class ReplayReport:
         )
 
 
-def replay_calls() -> int:
-    """Return the most images that :func:`replay_claims` scores."""
-    return STEPS + REPLAYS
-
-
 def replay_claims(subject: Subject, played: AuditEnv, report: ReplayReport) -> Iterator[str]:
     """Play until there are enough claims; replay each one's actions from another start.
 

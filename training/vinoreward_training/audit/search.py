@@ -155,12 +155,6 @@ def search(
     report.states = len(table.states)
 
 
-def search_calls(states: int) -> int:
-    """Return about the most images that :func:`search` scores in one space."""
-    strengths = sum(len(one.strengths) for one in CORRUPTIONS)
-    return states + states // 4 + STARTS * NEIGHBOURS + strengths * 3 * (states // CORRUPTED) // 2
-
-
 def grid(axes: Sequence[Axis], states: int) -> Floats:
     """Return the states ``(N, K)`` of a grid: at most ``states``, at least two along each axis.
 

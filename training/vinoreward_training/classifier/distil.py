@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def label_by_judge(
     success, known = (np.zeros(len(source.keys), np.bool_) for _ in range(2))
     spread = None
     with contextlib.ExitStack() as closing:
-        judge = open_judge(judge_name, max_calls, closing).with_options(None, None, guarded=False)
+        judge = dataclasses.replace(open_judge(judge_name, max_calls, closing), guard=None)
         function: CachedJudge = judge.function  # type: ignore[assignment]
         bar = tqdm(source.images, f"labels of {judge_name}", len(source.keys), unit="image")
         for part, images in batches(bar):

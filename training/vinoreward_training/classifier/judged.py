@@ -16,7 +16,7 @@ from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.files import write_bytes, write_json
 from vinoreward.rewards.calibration import rate_supported
 from vinoreward.rewards.classifier import logit, sigmoid
-from vinoreward.rewards.judge import JUDGE_FILE, judge_folder, log_odds_of_scores
+from vinoreward.rewards.judge import log_odds_of_scores
 from vinoreward_training.classifier.camera_failure import FAMILIES, HELD_OUT
 from vinoreward_training.classifier.evaluation import (
     Evaluation,
@@ -35,7 +35,7 @@ from vinoreward_training.data.dataset import Images, load_dataset, split_by_epis
 from vinoreward_training.data.dataset_files import check_labels
 from vinoreward_training.data.provenance import split_of
 from vinoreward_training.data.tables import Row, read_table
-from vinoreward_training.judges import TWICE, CachedJudge
+from vinoreward_training.judges import JUDGE_FILE, TWICE, CachedJudge, judge_folder
 from vinoreward_training.runs.next_command import command
 from vinoreward_training.runs.report import Section, configuration, write_report
 from vinoreward_training.runs.run_folder import ensure_dir, plain_numbers
@@ -111,7 +111,6 @@ def calibrate_judge(config: CalibrateConfig, name: str) -> int:
     }
     write_json(folder / JUDGE_FILE, plain_numbers(record))
     print_result(result, ood)
-    print(f"in Python: vinoreward.Judge.load({name!r})")
     if result.verdict.level == "useless":
         return USELESS
     print(f"next: {command('audit', '--judge', name, '--data', config.data)}")

@@ -242,7 +242,8 @@ def after_judge(judge: str, findings: Path | None) -> str:
     """Return what shows an audited judge's false claims, or uses it where there are none."""
     if findings is not None and findings.is_dir():
         return command("label", "--data", findings)
-    return f"in Python, vinoreward.LearnedReward(env, judge=vinoreward.Judge.load({judge!r}))"
+    loaded = f"vinoreward_training.judges.load_judge({judge!r})"
+    return f"in Python, vinoreward.LearnedReward(env, judge={loaded})"
 
 
 def to_mend(run: Path, truths: int) -> str:
