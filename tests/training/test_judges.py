@@ -13,7 +13,7 @@ from PIL import Image
 
 from vinoreward import Judge
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ConfigError, ModelNotFoundError
+from vinoreward.errors import ConfigError, ModelNotFoundError, OutputError
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier, sigmoid
 from vinoreward_training.classifier.agreement import compare_with_judge
@@ -137,17 +137,12 @@ def test_a_spent_budget_is_said_and_the_next_run_goes_on(judges: str) -> None:
         one.close()
 
 
-def test_what_was_scored_before_a_failure_is_kept(
-    judges: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = write_images(tmp_path / "data", 80)
-    words = ["finetune", "--labels-from", f"{judges}:breaks", "--data", str(data)]
-    words += ["--out", str(tmp_path / "run")]
-    assert main(words) == 1
-    assert "failed on 16 images: TimeoutError: no answer" in capsys.readouterr().err
-    kept = CachedJudge(f"{judges}:breaks", max_calls=0)
-    files = sorted(path for path in data.rglob("*.png"))[:32]
-    assert len(kept(np.stack([np.asarray(Image.open(file)) for file in files]))) == 32
+def test_what_was_scored_before_a_failure_is_kept(judges: str) -> None:
+    images = make_images(80)[0]
+    one = CachedJudge(f"{judges}:breaks")
+    with pytest.raises(OutputError, match="failed on 32 images: TimeoutError: no answer"):
+        one(images)
+    assert len(CachedJudge(f"{judges}:breaks", max_calls=0)(images[:32])) == 32
 
 
 def test_scores_that_change_are_said_with_their_spread(judges: str) -> None:

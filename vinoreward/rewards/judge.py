@@ -39,7 +39,7 @@ class Judge:
     function: JudgeFunction
     threshold: float
     """Probability from which success is claimed."""
-    exit_threshold: float = None  # type: ignore[assignment]
+    exit_threshold: float = None  # type: ignore[assignment]  # a number once it is made
     """Probability below which a claim ends; None: the threshold."""
     temperature: float = 1.0
     """Log-odds of scores are divided by this."""

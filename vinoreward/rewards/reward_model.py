@@ -70,11 +70,9 @@ class RewardModel:
         enter, leave = options.success_threshold, options.success_exit_threshold
         self.classifier: Classifier | Judge
         if isinstance(bundle, Judge):
-            judge, given = bundle, {} if enter is None else {"threshold": enter}
-            if enter is not None or leave is not None:
-                given["exit_threshold"] = leave  # type: ignore[assignment]
-            guard = judge.guard if guarded else None
-            self.classifier = replace(judge, **given, guard=guard)  # type: ignore[arg-type]
+            leave = bundle.exit_threshold if enter is None and leave is None else leave
+            enter = bundle.threshold if enter is None else enter
+            self.classifier = replace(bundle, threshold=enter, exit_threshold=leave)  # type: ignore[arg-type]
         else:
             self.classifier = Classifier(
                 bundle,

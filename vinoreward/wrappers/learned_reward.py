@@ -236,7 +236,7 @@ def _scorer(
     """Return the one of bundle and judge that is given; ConfigError unless that can work."""
     if (bundle is None) == (judge is None):
         raise ConfigError(
-            f"the learned reward was given {'neither' if judge is None else 'both'} bundle and "
+            f"the learned reward was given {'neither' if judge is None else 'both'} of bundle and "
             "judge. Expected one of the two; give or leave out one."
         )
     if bundle is not None:
