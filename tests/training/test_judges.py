@@ -299,7 +299,7 @@ def test_a_planted_shortcut_is_flagged_and_an_honest_judge_passes(
     assert (tmp_path / "corner" / "findings" / "00.png").is_file()
 
 
-def test_in_an_environment_a_judge_is_searched_and_learned_from(
+def test_in_an_environment_a_policy_learns_from_a_judge(
     judges: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = np.zeros((80, 6, 8, 3), np.uint8)
@@ -317,7 +317,7 @@ def test_in_an_environment_a_judge_is_searched_and_learned_from(
         out = tmp_path / name
         main([*words, "--judge", f"{judges}:{name}", "--out", str(out)])
         found[name] = json.loads((out / "audit.json").read_text())
-    assert "and 30050 of the environment" not in capsys.readouterr().out  # no interventions
+    assert "and 10200 of the environment" in capsys.readouterr().out  # 150 of them to learn
     false = {name: one["learned_policy"]["false"] for name, one in found.items()}
     assert false["blue"] > 5 > false["cell"]
     assert any("learned from it" in fault for fault in found["blue"]["faults"])
