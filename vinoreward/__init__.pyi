@@ -5,6 +5,7 @@ from .rewards.alarms import PrecisionBound, RateAlarm, TrustMonitor
 from .rewards.classifier import Classifier
 from .rewards.decision import SuccessDetector
 from .rewards.interventions import Axis, Intervention, SearchSpace
+from .rewards.judge import Judge
 from .wrappers.encoded import EncodedObservation
 from .wrappers.env_adapter import ImageInInfo
 from .wrappers.learned_reward import LearnedReward
@@ -23,6 +24,7 @@ __all__ = [
     "Encoder",
     "ImageInInfo",
     "Intervention",
+    "Judge",
     "LearnedReward",
     "PrecisionBound",
     "RateAlarm",

@@ -192,7 +192,7 @@ def test_the_default_rate_is_what_episodes_need_if_the_data_support_it(
     episodes: int, steps: int | None, seen: int, rate: float | None
 ) -> None:
     dataset = dataset_of(episodes, steps, seen)
-    found, why = default_rate(dataset, np.arange(len(dataset.labels)))
+    found, why = default_rate(dataset.labels, dataset.episodes, steps)
     assert found == rate
     assert why.startswith(f"{episodes} failing episodes choose the threshold")
     if found is not None:

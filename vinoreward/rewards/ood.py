@@ -10,6 +10,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,15 +131,23 @@ def guard_of(bundle: Bundle) -> OodDetector | None:
     if GUARD_FILE not in spec.files:
         return None
     path = locate.inside(bundle.path, GUARD_FILE)
+    return read_guard(path, spec.files[GUARD_FILE], (spec.image.height, spec.image.width))
+
+
+def read_guard(path: Path, sha256: str, size: tuple[int, int] | None = None) -> OodDetector:
+    """Return the guard in a file of this hash, for images of that size; None: of its own.
+
+    BundleError if the file cannot be right.
+    """
     try:
-        data = read_bytes(path, spec.files[GUARD_FILE], MAX_GUARD_BYTES)
-        arrays = read_npz(data, MAX_GUARD_BYTES)
-    except ModelCorruptError as error:
+        arrays = read_npz(read_bytes(path, sha256, MAX_GUARD_BYTES), MAX_GUARD_BYTES)
+        height, width = arrays["size"].tolist() if size is None else size
+    except (ModelCorruptError, LookupError, ValueError) as error:
         raise BundleError(
             f"{path} cannot be read: {reason_of(error)}. Expected arrays as vinoreward finetune "
             "writes them; fit the guard again with vinoreward calibrate."
         ) from error
-    return OodDetector.from_arrays(arrays, (spec.image.height, spec.image.width))
+    return OodDetector.from_arrays(arrays, (height, width))
 
 
 class Measures:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vinoreward.rewards.decision import (
     withhold,
 )
 from vinoreward.rewards.frozen import FrozenCheck
+from vinoreward.rewards.judge import ABSTAINED, Judge
 
 
 class RewardModel:
@@ -40,7 +42,8 @@ class RewardModel:
         scores.rewards, scores.claimed
 
     Args:
-        bundle: a loaded classifier bundle, its folder, or the name of an installed one.
+        bundle: a loaded classifier bundle, its folder, the name of an installed one, or a
+            :class:`~vinoreward.Judge`, for which all from ``precision`` on means nothing.
         options: what is paid for, and when an image counts.
         num_envs: N.
         precision: as all that follow, for :class:`~vinoreward.Classifier`; but ``"auto"`` means
@@ -54,7 +57,7 @@ class RewardModel:
 
     def __init__(
         self,
-        bundle: Bundle | str | Path,
+        bundle: Bundle | str | Path | Judge,
         options: RewardOptions,
         num_envs: int = 1,
         *,
@@ -63,17 +66,24 @@ class RewardModel:
         device: str = "CPU",
         threads: int = 1,
     ) -> None:
-        sparse = options.reward_mode == "sparse"
-        self.classifier = Classifier(
-            bundle,
-            backend=backend,
-            device=device,
-            precision="fp32" if precision == "auto" and not sparse else precision,
-            threads=threads,
-            threshold=options.success_threshold,
-            exit_threshold=options.success_exit_threshold,
-            guarded=options.on_ood != "ignore",
-        )
+        guarded, sparse = options.on_ood != "ignore", options.reward_mode == "sparse"
+        enter, leave = options.success_threshold, options.success_exit_threshold
+        self.classifier: Classifier | Judge
+        if isinstance(bundle, Judge):
+            leave = bundle.exit_threshold if enter is None and leave is None else leave
+            enter = bundle.threshold if enter is None else enter
+            self.classifier = replace(bundle, threshold=enter, exit_threshold=leave)  # type: ignore[arg-type]
+        else:
+            self.classifier = Classifier(
+                bundle,
+                backend=backend,
+                device=device,
+                precision="fp32" if precision == "auto" and not sparse else precision,
+                threads=threads,
+                threshold=enter,
+                exit_threshold=leave,
+                guarded=guarded,
+            )
         """What scores the images. It loads at the first one."""
         self.options = options
         self.num_envs = num_envs
@@ -227,6 +237,8 @@ class RewardModel:
             "earlier step. Expected the camera's present one; look at the camera, or give "
             "frozen_check=False if observations change that no image shows"
             if age is not None and (age[out] > 1.0).all()
+            else "the judge abstained from an image. Expected a score of each; correct the judge"
+            if (ood_score[out] == ABSTAINED).all()
             else "an image is unlike those that the classifier was trained on: "
             f"{ood_score.max():.2g} times the limit of its OOD detector. Expected the camera, "
             "light and place of the training; look at it, and finetune again if it is right"

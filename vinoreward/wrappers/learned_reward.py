@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vinoreward.arrays import Array, Arrays
-from vinoreward.bundles.bundle import AnyBundle, bundle_spec, resolve_bundle
+from vinoreward.bundles.bundle import AnyBundle, Bundle, bundle_spec, resolve_bundle
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.decision import OodAction, RewardMode, RewardOptions, Scores, SuccessFilter
 from vinoreward.rewards.frozen import FrozenCheck
+from vinoreward.rewards.judge import Judge, JudgeFunction
 from vinoreward.rewards.reward_model import RewardModel, check_origin, warn_uncalibrated
 from vinoreward.wrappers.env_adapter import (
     NOTHING,
@@ -52,8 +53,9 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
     def __init__(
         self,
         env: AnyEnv,
-        bundle: AnyBundle,
+        bundle: AnyBundle | None = None,
         *,
+        judge: Judge | JudgeFunction | None = None,
         backend: str = "openvino",
         device: str = "CPU",
         precision: str = "auto",
@@ -80,8 +82,9 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         fields = dataclasses.fields(RewardOptions)
         options = RewardOptions(**{field.name: arguments[field.name] for field in fields})
         info = self._env_info(env)
+        scorer = _scorer(bundle, judge, success_threshold)
         self._model = RewardModel(
-            resolve_bundle(bundle),
+            scorer,
             options,
             info.num_envs,
             backend=backend,
@@ -89,18 +92,21 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
             precision=precision,
             threads=threads,
         )
-        loaded = self.classifier.bundle
+        loaded = scorer if isinstance(scorer, Bundle) else None
         source = sources_of(image_source, loaded, self._default_source)
-        arguments |= {**vars(options), "bundle": bundle_spec(bundle, loaded)}
-        arguments["image_source"] = source
-        if success_threshold is None:
-            warn_uncalibrated(loaded)
-        if isinstance(info.scene, Mapping) and not (callable(source) or accept_foreign_images):
-            check_origin(loaded)
+        arguments |= {**vars(options), "image_source": source}
+        if loaded is not None and bundle is not None:
+            arguments["bundle"] = bundle_spec(bundle, loaded)
+            if success_threshold is None:
+                warn_uncalibrated(loaded)
+            if isinstance(info.scene, Mapping) and not (callable(source) or accept_foreign_images):
+                check_origin(loaded)
+        else:
+            arguments["judge"] = scorer
         self._init_wrapper(env, source, arguments)
         self._info = info
         self._source: ImageReader | ViewReader = (
-            ViewReader(source, info, loaded)
+            ViewReader(source, info, loaded)  # type: ignore[arg-type]  # a bundle has the views
             if isinstance(source, Mapping)
             else ImageReader(source, info, loaded)
         )
@@ -120,8 +126,8 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         )
 
     @property
-    def classifier(self) -> Classifier:
-        """What scores the images. It loads at the first one."""
+    def classifier(self) -> Classifier | Judge:
+        """What scores the images. A classifier loads at the first one."""
         return self._model.classifier
 
     def close(self, **kwargs: Any) -> None:
@@ -224,6 +230,25 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         return append_hold(observations, counter if observations.ndim == 2 else counter[0])
 
 
+def _scorer(
+    bundle: AnyBundle | None, judge: Judge | JudgeFunction | None, threshold: float | None
+) -> Bundle | Judge:
+    """Return the one of bundle and judge that is given; ConfigError unless that can work."""
+    if (bundle is None) == (judge is None):
+        raise ConfigError(
+            f"the learned reward was given {'neither' if judge is None else 'both'} of bundle and "
+            "judge. Expected one of the two; give or leave out one."
+        )
+    if bundle is not None:
+        return resolve_bundle(bundle)
+    if isinstance(judge, Judge):
+        return judge
+    if threshold is None:
+        expected = "the score from which a judge claims, as vinoreward calibrate chooses it"
+        raise ConfigError(field="success_threshold", value=None, expected=expected)
+    return Judge(judge, threshold)  # type: ignore[arg-type]  # it refuses None
+
+
 def _number(reward: Any) -> float:
     """Return a reward as a float; accepts an array of one number, and None as NaN."""
     why: Exception | None = None
@@ -311,6 +336,8 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
         env: the environment.
         bundle: a loaded classifier bundle, the folder of one, an installed one's name, or what
             ``env.spec`` recorded of one.
+        judge: in place of a bundle, a function that scores images (:class:`~vinoreward.Judge`, or
+            any function with ``success_threshold``); backend to threads mean nothing then.
         backend: ``"openvino"``, ``"torch"``, ``"onnxruntime"`` or another registered one.
         device: device of the backend.
         precision: ``"auto"``, ``"fp32"``, ``"int8"``, … ``"auto"`` is INT8 where the bundle's gate

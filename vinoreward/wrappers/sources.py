@@ -57,13 +57,13 @@ class ImageReader:
     """Reads ``(H, W, 3)`` images from one source; grey ones become RGB.
 
     Size and scene must be those ``bundle`` was trained on, where they are known; dtype and shape
-    are checked where images are prepared for the network.
+    are checked where images are prepared for the network. ``bundle`` is None where a judge scores.
     """
 
     remembers = False
     """Whether images depend on those before: it must then be shown the first of each episode."""
 
-    def __init__(self, source: OneSource, info: EnvInfo, bundle: Bundle) -> None:
+    def __init__(self, source: OneSource, info: EnvInfo, bundle: Bundle | None) -> None:
         self.key: str | None = None
         """The key of the observation that holds the images, where it is a Dict."""
         self._renders = source == "render"
@@ -80,9 +80,8 @@ class ImageReader:
                 f"{info.render_mode!r}. Expected 'rgb_array'; make the environment with "
                 "render_mode='rgb_array', or score image observations with image_source='obs'."
             )
-        expected = bundle.spec.image.scene
-        if isinstance(info.scene, Mapping) and expected:
-            name = bundle.spec.name
+        if bundle is not None and bundle.spec.image.scene and isinstance(info.scene, Mapping):
+            expected, name = bundle.spec.image.scene, bundle.spec.name
             check_scene(info.scene, expected, name, "set the environment's camera so")
 
     def single(self, env: Any, observation: Any, *, first: bool = False) -> NDArray[np.uint8]:
@@ -152,7 +151,7 @@ class ImageReader:
         part = observation if self.key is None else part_at(observation, self.key)
         return to_numpy(part) if is_tensor(part) else part
 
-    def _read_space(self, source: object, bundle: Bundle) -> None:
+    def _read_space(self, source: object, bundle: Bundle | None) -> None:
         space, image = self._info.space, None
         if source == "obs":
             image = space
@@ -171,7 +170,9 @@ class ImageReader:
             )
         where = f"the observation that image_source {source!r} names"
         self._layout = layout_of(image.shape, where)
-        bundle.prepare(self._as_images(np.zeros((1, *image.shape), np.uint8)))
+        images = self._as_images(np.zeros((1, *image.shape), np.uint8))
+        if bundle is not None:
+            bundle.prepare(images)
 
     def _as_images(self, batch: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return ``(N, H, W, 3)`` of a batch of observations, a view unless they are grey."""
@@ -246,18 +247,19 @@ class ViewReader:
 
 
 def sources_of(
-    given: ImageSource | None, bundle: Bundle, default: str
+    given: ImageSource | None, bundle: Bundle | None, default: str
 ) -> OneSource | dict[str, OneSource]:
     """Return the source of a bundle's images, or by name that of each of its cameras.
 
     ``given`` is what the user gave as ``image_source``; None: the bundle's own, else ``default``.
     ConfigError if it is not one for each camera, or the bundle's own in another order.
     """
-    cameras = bundle.spec.image.cameras
+    scorer = "judge" if bundle is None else f"bundle {bundle.spec.name!r}"
+    cameras = {} if bundle is None else bundle.spec.image.cameras
     listed = isinstance(given, Sequence) and not isinstance(given, str)
     if not cameras and (listed or isinstance(given, Mapping)):
         raise ConfigError(
-            f"image_source is {given!r} and the bundle {bundle.spec.name!r} looks at one image. "
+            f"image_source is {given!r} and the {scorer} looks at one image. "
             "Expected one source, such as 'render' or 'obs:<key>'; for several cameras capture "
             "images of all of them and train a classifier on those."
         )
@@ -277,8 +279,8 @@ def sources_of(
     if swapped or chosen.keys() != cameras.keys():
         named = ", ".join(f"{name} ({source})" for name, source in recorded.items())
         raise ConfigError(
-            f"image_source is {given!r} and the bundle {bundle.spec.name!r} looks at the cameras "
-            f"{named}. Expected {len(cameras)} sources, one for each: a sequence in the same "
+            f"image_source is {given!r} and the {scorer} looks at the cameras {named}. "
+            f"Expected {len(cameras)} sources, one for each: a sequence in the same "
             "order, or a mapping from these names (which may also exchange cameras)."
         )
     return {name: chosen[name] for name in cameras}

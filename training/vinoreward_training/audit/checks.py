@@ -10,6 +10,7 @@ from PIL import Image
 
 from vinoreward.rewards.calibration import clopper_pearson
 from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.judge import Judge
 
 Images = npt.NDArray[np.uint8]
 Claims = npt.NDArray[np.bool_]
@@ -125,7 +126,7 @@ class ClaimScores:
         return self.claimed if self.withheld is None else self.claimed & ~self.withheld
 
 
-def score_images(classifier: Classifier, images: Images) -> ClaimScores:
+def score_images(classifier: Classifier | Judge, images: Images) -> ClaimScores:
     """Score images (N, H, W, 3)."""
     parts = [
         classifier.predict(images[start : start + _BATCH])
@@ -143,9 +144,9 @@ def score_images(classifier: Classifier, images: Images) -> ClaimScores:
 
 @dataclass(frozen=True)
 class Subject:
-    """A classifier under audit."""
+    """A classifier or a judge under audit."""
 
-    classifier: Classifier
+    classifier: Classifier | Judge
     seed: int = 0
     false_positives: FalsePositives = field(default_factory=FalsePositives)
 

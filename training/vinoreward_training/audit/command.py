@@ -18,6 +18,7 @@ from vinoreward.files import write_json
 from vinoreward.images import prepare
 from vinoreward.machine import usable_cores
 from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.judge import Judge
 from vinoreward_training.audit.checks import FalsePositive, Subject
 from vinoreward_training.audit.corruptions import (
     EVERY,
@@ -28,29 +29,41 @@ from vinoreward_training.audit.corruptions import (
     freeze_camera,
 )
 from vinoreward_training.audit.env import AuditEnv, open_env, open_learner
-from vinoreward_training.audit.interventions import InterventionReport, intervene
+from vinoreward_training.audit.interventions import CLAIMS, InterventionReport, intervene
+from vinoreward_training.audit.interventions import STEPS as INTERVENED_STEPS
 from vinoreward_training.audit.learned_policy import LearnedPolicy, learn
 from vinoreward_training.audit.pairs import compare_pairs
-from vinoreward_training.audit.replays import ReplayReport, replay_claims
+from vinoreward_training.audit.replays import REPLAYS, ReplayReport, replay_claims
+from vinoreward_training.audit.replays import STEPS as REPLAYED_STEPS
 from vinoreward_training.audit.report import AuditReport, sections_of
 from vinoreward_training.audit.search import STATES, SearchReport, search
 from vinoreward_training.configs import AuditConfig
 from vinoreward_training.data.dataset import Dataset, episode_identities, load_dataset, size_for
-from vinoreward_training.data.dataset_files import Indices, save_image
+from vinoreward_training.data.dataset_files import Indices, images_below, save_image
 from vinoreward_training.data.provenance import LEAST_AUDITED, find_new_frames
 from vinoreward_training.data.tables import write_table
+from vinoreward_training.judges import open_judge
 from vinoreward_training.labelling.labels import LABELS, Label, LabelLog, now
 from vinoreward_training.labelling.sources import digest_of
-from vinoreward_training.runs.next_command import after_audit, bundle_name, to_train, unique_path
+from vinoreward_training.runs.next_command import (
+    after_audit,
+    after_judge,
+    bundle_name,
+    to_train,
+    unique_path,
+)
 from vinoreward_training.runs.report import Row, write_report
 from vinoreward_training.runs.run_folder import ensure_dir
-from vinoreward_training.runs.settings import Settings
+from vinoreward_training.runs.settings import Settings, refuse_ignored
 from vinoreward_training.tasks.recorded import success_label_of, task_of_audit
 
 UNSAFE = 3
 """Exit status where a failure is rewarded."""
 MOST_THREADS = 8
 """Threads of the network: a small one gains nothing from more."""
+OF_JUDGE = (
+    "Nothing says what a judge was made with: images that it was chosen by make it look better."
+)
 FINDINGS = "findings"
 """Folder of the false positives, with the labels that the audit knows."""
 PRINTED = 5
@@ -120,9 +133,9 @@ def sample_per_episode(
 
 
 def audit(
-    bundle: Bundle | str | Path, data: Path, options: AuditOptions | None = None
+    scorer: Bundle | str | Path | Judge, data: Path, options: AuditOptions | None = None
 ) -> AuditReport:
-    """Try to cheat a classifier with labelled images, and in an environment if there is one.
+    """Try to cheat a classifier or a judge with labelled images, and in an environment if given.
 
     Raises:
         TooFewNegativesError: too few episodes of a label that are new to the network.
@@ -136,17 +149,24 @@ def audit(
         import scipy  # noqa: F401
     threads = options.threads or min(usable_cores(), MOST_THREADS)
     with contextlib.ExitStack() as closing:
-        classifier = closing.enter_context(
-            Classifier(bundle, precision=options.precision, threads=threads)
-        )
-        bundle = classifier.bundle
-        label = success_label_of(bundle.spec)
-        size = size_for(bundle.spec.image)
-        dataset = load_dataset(data, size=size, success_label=label, skip_broken=True)
-        allowed, note = unseen_frames(bundle, dataset)
+        classifier: Classifier | Judge
+        if isinstance(scorer, Judge):
+            classifier, name = scorer, scorer.name
+            dataset = load_dataset(data, skip_broken=True)
+            allowed, note = np.ones(len(dataset.images), np.bool_), OF_JUDGE
+        else:
+            classifier = closing.enter_context(
+                Classifier(scorer, precision=options.precision, threads=threads)
+            )
+            bundle, name = classifier.bundle, classifier.bundle.spec.name
+            label, size = success_label_of(bundle.spec), size_for(bundle.spec.image)
+            dataset = load_dataset(data, size=size, success_label=label, skip_broken=True)
+            allowed, note = unseen_frames(bundle, dataset)
         sample = sample_per_episode(dataset, allowed, options.frames, options.seed)
-        report = AuditReport(bundle.spec.name, note)
+        report = AuditReport(name, note)
         subject = Subject(classifier, options.seed, report.false_positives)
+        if isinstance(scorer, Judge):
+            print(f"{name} scores {_calls(dataset.labels[sample] == 1, options)}")
         if options.pairs is not None:
             report.pairs = compare_pairs(subject, options.pairs)
         if options.played is not None:
@@ -155,6 +175,22 @@ def audit(
         # How many tests come is known, so the bar says how long they take.
         _show(images, options, len(EVERY) + len(FAILING_CAMERAS) + len(FROZEN))
     return report
+
+
+def _calls(success: npt.NDArray[np.bool_], options: AuditOptions) -> str:
+    """Say about how many images a judge scores at most, as those of before are kept."""
+    failing = -(-options.failing_frames // len(FAILING_CAMERAS)) * len(FAILING_CAMERAS)
+    images = len(EVERY) * len(success) + len(FROZEN) * int((~success).sum()) + failing
+    if options.pairs is not None and options.pairs.is_dir():
+        images += 2 * len(images_below(options.pairs))
+    if options.played is None:
+        return f"at most {images} images"
+    played, changes = options.played, len(options.played.interventions)
+    steps = REPLAYED_STEPS + REPLAYS + (INTERVENED_STEPS + CLAIMS * changes) * bool(changes)
+    # Under corruptions as many states again are scored about three times.
+    steps += 4 * options.states * len(played.spaces)
+    steps += 0 if played.learner is None else played.learner.steps
+    return f"at most {images} images, and {steps} of the environment"
 
 
 def _in_environment(
@@ -199,16 +235,18 @@ SETTINGS = Settings(AuditConfig, task=task_of_audit)
 
 def run(config: AuditConfig) -> int:
     """Audit, write the report; return 0, or ``UNSAFE``."""
-    bundle = Bundle.load(config.bundle)
-    out = config.out or unique_path(Path("runs") / bundle_name(Path(bundle.spec.name), "audit"))
-    if (out / "audit.json").exists():
-        raise ConfigError(field="out", value=str(out), expected="a folder without an audit")
     with contextlib.ExitStack() as closing:
-        played = open_env(config, bundle, closing)
+        scorer = _scorer(config, closing)
+        own = scorer.name if isinstance(scorer, Judge) else scorer.spec.name
+        name = Path(own).name.replace(".py:", "-")
+        out = config.out or unique_path(Path("runs") / bundle_name(Path(name), "audit"))
+        if (out / "audit.json").exists():
+            raise ConfigError(field="out", value=str(out), expected="a folder without an audit")
+        played = open_env(config, scorer, closing)
         if played is not None and config.learn_steps > 0:
-            played = dataclasses.replace(played, learner=open_learner(config, bundle, closing))
+            played = dataclasses.replace(played, learner=open_learner(config, scorer, closing))
         options = AuditOptions(played, config.pairs, seed=config.seed, progress=True)
-        report = audit(bundle, config.data, options)
+        report = audit(scorer, config.data, options)
     ensure_dir(out)
     write_report(out / "report.html", f"Audit of {report.bundle}", sections_of(report, config, out))
     write_findings(out / FINDINGS, report.false_positives.images)
@@ -221,11 +259,28 @@ def run(config: AuditConfig) -> int:
         if len(sentences) > PRINTED:
             print(f"- and {len(sentences) - PRINTED} more, in the report")
     print(f"report {out / 'report.html'}")
-    if not report.faults:
-        print(f"next: {to_train(bundle.path, bundle.spec)}")
-    elif found := len(report.false_positives.images):
-        print(f"next: {after_audit(config.bundle, out / FINDINGS, found)}")
+    found = len(report.false_positives.images)
+    if isinstance(scorer, Judge):
+        print(f"next: {after_judge(scorer.name, out / FINDINGS if report.faults else None)}")
+    elif not report.faults:
+        print(f"next: {to_train(scorer.path, scorer.spec)}")
+    elif found:
+        print(f"next: {after_audit(str(config.bundle), out / FINDINGS, found)}")
     return UNSAFE if report.faults else 0
+
+
+def _scorer(config: AuditConfig, closing: contextlib.ExitStack) -> Bundle | Judge:
+    """Return what is audited; ConfigError unless it is a bundle or a judge."""
+    if (config.bundle is None) == (config.judge is None):
+        raise ConfigError(
+            f"found {'nothing to audit' if config.judge is None else '`bundle` and `judge`'}. "
+            "Expected one of `bundle` and `judge`; name what to audit.",
+            field="bundle",
+        )
+    if config.judge is not None:
+        return open_judge(config.judge, config.max_calls, closing)
+    refuse_ignored(config, ("max_calls",), "a bundle")
+    return Bundle.load(str(config.bundle))
 
 
 def write_findings(folder: Path, images: Sequence[FalsePositive]) -> None:

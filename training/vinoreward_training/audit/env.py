@@ -13,6 +13,8 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError
 from vinoreward.rewards.interventions import Intervention, SearchSpace
+from vinoreward.rewards.judge import Judge
+from vinoreward.wrappers.learned_reward import LearnedReward
 from vinoreward.wrappers.true_success import Truth
 from vinoreward_actors.actor_learner.acting.environments import as_config_error
 from vinoreward_training.audit.checks import Images, Subject
@@ -29,6 +31,7 @@ from vinoreward_training.tasks.environments import (
     has_own_reward,
     make_env,
     make_plain,
+    reward_arguments,
     truth_reader,
     with_truth,
 )
@@ -108,9 +111,9 @@ class AuditEnv:
 
 
 def open_env(
-    config: AuditConfig | MendConfig, bundle: Bundle, closing: contextlib.ExitStack
+    config: AuditConfig | MendConfig, scorer: Bundle | Judge, closing: contextlib.ExitStack
 ) -> AuditEnv | None:
-    """Return the environment of a task; None without ``env``.
+    """Return the environment of a task, with images for a bundle or a judge; None without ``env``.
 
     ``closing`` closes it.
 
@@ -123,7 +126,8 @@ def open_env(
         refuse_ignored(config, known, "an audit without --env")
         return None
     sources = config.image_source or ("render",)
-    if bundle.spec.image.views or len(sources) > 1:
+    bundle = None if isinstance(scorer, Judge) else scorer
+    if (bundle is not None and bundle.spec.image.views) or len(sources) > 1:
         raise ConfigError(
             field="env",
             value=config.env,
@@ -134,12 +138,13 @@ def open_env(
 
     arguments: dict[str, Any] = {"render_mode": "rgb_array", **environment_arguments(config)}
     if has_own_reward(config.env):
-        arguments = {"backend": "oracle", "bundle": bundle, **arguments}
+        own = {} if bundle is None else {"bundle": bundle}
+        arguments = {"backend": "oracle", **own, **arguments}
     (source,) = sources
     with dependencies_named(config.env):
         env = with_truth(make_plain(config.env, **arguments), config.truth)
         closing.callback(env.close)
-        take = image_reader(env, config.env, source, size_for(bundle.spec.image))
+        take = image_reader(env, config.env, source, _size_of(scorer))
         # An environment that cannot render is refused now, not after minutes.
         take(env.reset(seed=config.seed)[0])
     interventions, spaces = _offered(config.interventions, env)
@@ -154,6 +159,16 @@ def open_env(
     return AuditEnv(env, take, act, interventions, spaces, truth_reader(config.truth))
 
 
+def _size_of(scorer: Bundle | Judge) -> tuple[int, int] | None:
+    """Return the (height, width) that images are resized to; None for their own."""
+    if not isinstance(scorer, Judge):
+        return size_for(scorer.spec.image)
+    if scorer.guard is None:
+        return None
+    height, width = scorer.guard.size.tolist()
+    return height, width
+
+
 def _offered(function: str | None, env: gym.Env[Any, Any]) -> Offer:
     """Return what a function named by the user offers, or the environment itself."""
     if function is None:
@@ -164,16 +179,22 @@ def _offered(function: str | None, env: gym.Env[Any, Any]) -> Offer:
     return checked_offer(offered, function)
 
 
-def open_learner(config: AuditConfig, bundle: Bundle, closing: contextlib.ExitStack) -> Learner:
+def open_learner(
+    config: AuditConfig, scorer: Bundle | Judge, closing: contextlib.ExitStack
+) -> Learner:
     """Return a policy as ``vinoreward train`` would build it, on the reward under audit."""
     from vinoreward_training.policy.train import SETTINGS
 
     task = RewardedTask(
         **{one.name: getattr(config, one.name) for one in fields(Task)},
-        bundle=str(bundle.path),
+        bundle=None if isinstance(scorer, Judge) else str(scorer.path),
         accept_foreign_images=True,  # the audit finds out whether the bundle suits them
     )
-    env = make_env(task)
+    if isinstance(scorer, Judge):
+        env = make_env(task, render_mode="rgb_array", scored=False)
+        env = LearnedReward(env, judge=scorer, **reward_arguments(task, env.observation_space))
+    else:
+        env = make_env(task)
     closing.callback(env.close)
     settings = SETTINGS.of(env=config.env, env_kwargs=config.env_kwargs)
     name, arguments = str(settings.algorithm), settings.algorithm_kwargs

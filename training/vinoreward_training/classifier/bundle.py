@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,7 @@ import torch
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.rewards.classifier import log_odds as log_odds_of
 from vinoreward.rewards.classifier import logit, sigmoid
+from vinoreward_training.classifier.agreement import JudgedLabels, compare_with_judge
 from vinoreward_training.classifier.evaluation import (
     Evaluation,
     Floats,
@@ -37,6 +40,10 @@ from vinoreward_training.tasks.recorded import recorded_task
 GOLDEN_FRAMES = 8
 SHOWN_MISTAKES = 12
 BLUE, RED = "#0068b5", "#c8102e"
+LIMITS = (
+    "It knows the images it was trained on: another camera, size, light or object needs a new "
+    "capture. Frames close to the success distance are the ones it gets wrong."
+)
 TRAINING_FRAMES = 400
 """About as many training frames show whether the network has learnt them."""
 
@@ -69,6 +76,7 @@ def make_bundle(
     recall: float | None = None,
     *,
     corruptions: bool = True,
+    judged: JudgedLabels | None = None,
 ) -> Verdict:
     """Turn a trained network into FOLDER/bundle and FOLDER/report.html; return the verdict on it.
 
@@ -83,6 +91,7 @@ def make_bundle(
         unseen: whether the held-out frames are new to the initial weights, in words.
         recall: on validation frames, which the threshold keeps; None chooses by the target rate.
         corruptions: whether it was trained on corrupted images.
+        judged: a judge's labels, which it learned; None if the data have their own.
     """
     train, _, test = parts
     # In the memory order that it was trained in, which is faster on a CPU.
@@ -132,12 +141,16 @@ def make_bundle(
         "exported network's largest difference from torch": f"{difference:.2g} in logits",
     }
     drawn = draw(folder / "images", dataset, test, result)
+    sections = sections_of(result, facts, drawn)
+    if judged is not None:
+        spec, agreement = _distilled(spec, judged, dataset, test, result, folder)
+        sections.insert(1, agreement)
     publish(
         folder,
         "Success classifier",
         "A success classifier: one camera image in, the probability of success out. Made by "
         "`vinoreward finetune`; use it with `vinoreward.LearnedReward(env, path)`.",
-        sections_of(result, facts, drawn),
+        sections,
         spec,
         {
             "model.onnx": folder / "model.onnx",
@@ -148,6 +161,24 @@ def make_bundle(
     )
     print_result(result, ood)
     return result.verdict
+
+
+def _distilled(
+    spec: BundleSpec,
+    judged: JudgedLabels,
+    dataset: Dataset,
+    test: Indices,
+    result: Evaluation,
+    folder: Path,
+) -> tuple[BundleSpec, Section]:
+    """Return the spec with the judge that labelled its images, and the agreement's section."""
+    claims = claimed(result.log_odds, result.decision.threshold)
+    found, section = compare_with_judge(dataset, test, claims, folder)
+    print(found)
+    metrics = {**spec.metrics, "agreement": found.as_dict}
+    labelled = {**spec.dataset, "labels_from": judged.facts}
+    section = replace(section, facts=judged.facts)
+    return replace(spec, metrics=metrics, dataset=labelled), section
 
 
 def _facts(config: FinetuneConfig, dataset: Dataset, train: Indices) -> dict[str, object]:
@@ -186,7 +217,7 @@ def print_result(result: Evaluation, ood: OodFit) -> None:
 
 
 def sections_of(
-    result: Evaluation, facts: Mapping[str, object], images: Sequence[Path]
+    result: Evaluation, facts: Mapping[str, object], images: Sequence[Path], limits: str = LIMITS
 ) -> list[Section]:
     """Return the sections of a classifier's report; ``facts`` say what it is."""
     decision, test, dead_camera = result.decision, result.test, result.metrics["dead_camera"]
@@ -197,6 +228,14 @@ def sections_of(
     }
     if (by_episode := result.metrics["failing_episodes"]) is not None:
         chosen["by episode"] = by_episode["summary"]
+    failing = ""
+    if dead_camera["frames"]:
+        failing = (
+            f"\n\nOf {dead_camera['frames']} frames as a failing camera gives them (black, noise, "
+            "lost rows and others, the categories dead_camera) it claims "
+            f"{dead_camera['claimed']} (95 % upper bound {dead_camera['claimed_high']:.2%}). They "
+            "are easy and not counted in the rates above."
+        )
     return [
         Section(f"Verdict: {result.verdict.level}", result.verdict.bullets()),
         Section("What it is", facts=facts),
@@ -205,21 +244,12 @@ def sections_of(
             f"Recall {test.recall:.2%} (95 % interval {test.recall_low:.2%} to "
             f"{test.recall_high:.2%}); false-positive rate {test.false_positive_rate:.2%} "
             f"(95 % upper bound {test.fpr_high:.2%}); precision {test.precision:.2%}. "
-            f"Clopper-Pearson, counted in frames.\n\nOf {dead_camera['frames']} frames as a "
-            "failing camera gives them (black, noise, lost rows and others, the categories "
-            f"dead_camera) it claims {dead_camera['claimed']} (95 % upper bound "
-            f"{dead_camera['claimed_high']:.2%}). They are easy and not counted in the rates "
-            "above.",
+            f"Clopper-Pearson, counted in frames.{failing}",
         ),
         Section("By category", rows=result.categories),
         Section("The threshold", facts=chosen),
         Section("Images", images=images),
-        Section(
-            "Limits",
-            "It knows the images it was trained on: another camera, size, light or object "
-            "needs a new capture. Frames close to the success distance are the ones it gets "
-            "wrong.",
-        ),
+        Section("Limits", limits),
     ]
 
 
@@ -251,6 +281,23 @@ def draw_curves(
     axes.grid(alpha=0.3)
     axes.legend(loc="lower center")
     return [save_figure(figure, folder / "roc.png")]
+
+
+def draw_reliability(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the plot of rows of :func:`.reliability`; return its path."""
+    means, shares, low, high = (
+        np.array([row[name] for row in rows], dtype=np.float64)
+        for name in ("mean probability", "share of successes", "low", "high")
+    )
+    figure = new_figure()
+    axes = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color="#999999", linestyle="--", label="calibrated")
+    axes.errorbar(means, shares, [shares - low, high - shares], fmt="o", color=BLUE, capsize=3)
+    axes.set(xlabel="probability", ylabel="share of successes", xlim=(0, 1), ylim=(-0.02, 1.02))
+    axes.set_title("Reliability, with 95 % intervals")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left")
+    return save_figure(figure, path)
 
 
 def _draw_mistakes(path: Path, dataset: Dataset, test: Indices, result: Evaluation) -> Path:

@@ -1,4 +1,4 @@
-"""``vinoreward calibrate``: threshold, error rates, OOD detector and INT8 of any bundle."""
+"""``vinoreward calibrate``: threshold, error rates, OOD detector and INT8 of any classifier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.golden import Golden
 from vinoreward.bundles.locate import GUARD_FILE, INT8_FILE
 from vinoreward.bundles.schema import BundleSpec
-from vinoreward.errors import needed_for
+from vinoreward.errors import ConfigError, needed_for
 from vinoreward.rewards.classifier import scores_of
 from vinoreward_training.classifier.evaluation import Evaluation, Floats, evaluate
 from vinoreward_training.classifier.finetune import check_sample_size, conclude
@@ -45,12 +45,32 @@ def run(config: CalibrateConfig) -> int:
     """Calibrate, measure and write the bundle; return 0, or ``USELESS`` after that verdict."""
     with needed_for("calibration", "train"):
         # Here, as it imports torch; and before the data are read.
-        from vinoreward_training.classifier.bundle import golden_of, print_result
-    bundle = own_bundle(config.bundle)
+        from vinoreward_training.classifier.judged import calibrate_judge, calibrate_scores
+    named = [name for name in ("bundle", "judge", "scores") if getattr(config, name) is not None]
+    if len(named) != 1:
+        raise ConfigError(
+            f"found {' and '.join(f'`{name}`' for name in named) or 'nothing to calibrate'}. "
+            "Expected one of `bundle`, `judge` and `scores`; name what to calibrate.",
+            field=(*named, "bundle")[0],
+        )
+    if config.judge is not None:
+        return calibrate_judge(config, config.judge)
+    if config.scores is not None:
+        return calibrate_scores(config, config.scores)
+    refuse_ignored(config, ("max_calls",), "a bundle")
+    if config.bundle is None or config.data is None:
+        raise ConfigError(field="data", value=None, expected="labelled images for a bundle")
+    return _bundle(config, own_bundle(config.bundle), config.data)
+
+
+def _bundle(config: CalibrateConfig, bundle: Bundle, data: Path) -> int:
+    """Calibrate a bundle; return the exit status."""
+    from vinoreward_training.classifier.bundle import golden_of, print_result
+
     if bundle.spec.kind == "encoder":
-        return _encoder(config, bundle)
+        return _encoder(config, bundle, data)
     spec = bundle.spec
-    dataset = load_labelled(config.data, spec.image, config.success_label)
+    dataset = load_labelled(data, spec.image, config.success_label)
     choosing, test, unseen = _parts(config, bundle, dataset)
     check_sample_size(config, dataset, choosing)
     print(f"{len(choosing)} frames choose the threshold, {len(test)} test it")
@@ -68,10 +88,10 @@ def run(config: CalibrateConfig) -> int:
     return conclude(config, dataset, bundle.path, useless=result.verdict.level == "useless")
 
 
-def _encoder(config: CalibrateConfig, bundle: Bundle) -> int:
+def _encoder(config: CalibrateConfig, bundle: Bundle, data: Path) -> int:
     """Add INT8 to an encoder's bundle; return 0."""
     refuse_ignored(config, ("target_fpr", "success_label"), "the bundle of an encoder")
-    frames = load_frames(config.data, size=size_for(bundle.spec.image))
+    frames = load_frames(data, size=size_for(bundle.spec.image))
     parts = split_frames(frames, seed=int(bundle.spec.dataset.get("split_seed", 0)))
     print(f"INT8: {encoder_int8(bundle, frames, parts, config.int8)}")
     print(f"next: {to_train(bundle.path, bundle.spec)}")
@@ -152,7 +172,7 @@ def _write(
         # The rates hold for what drew these images.
         image=dataclasses.replace(spec.image, scene=dataset.scene or spec.image.scene),
         dataset=before
-        | recorded_task(read_about(config.data))
+        | recorded_task(read_about(dataset.folder))
         | {"calibrated_on": on, "success_label": config.success_label},
     )
     intro = (

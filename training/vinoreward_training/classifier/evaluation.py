@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -243,21 +243,23 @@ def claims_by_episode(
     return found | {"share_high": high, "hold": next(held, None), "summary": summary}
 
 
-def default_rate(dataset: Dataset, validation: Labels) -> tuple[float | None, str]:
+def default_rate(labels: Labels, episodes: Labels, steps: int | None) -> tuple[float | None, str]:
     """Return the false-positive rate to ask for and why; None if the episodes support none.
 
+    ``labels`` and ``episodes`` (N,) are of the frames that choose the threshold, ``steps`` is the
+    length of a failing episode, None if not known.
     With it at most ``EPISODE_LIMIT`` of the failing episodes get a false claim, and it is at most
     0.01; where the episodes do not support it, it is the next of ``RATES`` that they support.
     """
-    failing = validation[dataset.labels[validation] == 0]
-    episodes, steps = len(np.unique(dataset.episodes[failing])), dataset.episode_steps
+    failing = episodes[labels == 0]
+    count = len(np.unique(failing))
     wanted, need = DEFAULT_RATE, ""
-    if steps is not None and episodes:
-        rate = float(f"{rate_for_episodes(EPISODE_LIMIT, steps, len(failing) / episodes):.2g}")
+    if steps is not None and count:
+        rate = float(f"{rate_for_episodes(EPISODE_LIMIT, steps, len(failing) / count):.2g}")
         if rate < wanted:
             wanted, need = rate, f", as episodes of {steps} steps need"
-    why = f"{episodes} failing episodes choose the threshold"
-    if (supported := rate_supported(episodes)) <= wanted:
+    why = f"{count} failing episodes choose the threshold"
+    if (supported := rate_supported(count)) <= wanted:
         return wanted, f"{why}{need}"
     higher = next((rate for rate in RATES if rate >= supported), None)
     return higher, f"{why}; {negatives_needed(wanted)} would support {wanted:.2g}{need}"
@@ -396,7 +398,7 @@ def give_verdict(
         (
             blind,
             f"it claims {dead_claimed} of {dead} dead-camera frames",
-            "a look at which those are, in the bundle's README.md: can the camera fail so?",
+            "a look at which those are, in the report: can the camera fail so?",
         ),
     ]
     reasons = tuple(reason for holds, reason, _ in found if holds)
@@ -458,23 +460,80 @@ def evaluate(
             this share of the validation successes, but at most ``HIGHEST_RAISE`` where all
             validation failures are below that.
     """
-    validation, test = parts
-    logits, test_logits = (score(dataset.images[part]).astype(np.float64) for part in parts)
-    dead, test_dead = (
-        logits_by_family(score, dataset, part, number, seed) for number, part in enumerate(parts, 1)
+    choosing, test = (
+        Scored(
+            score(dataset.images[part]).astype(np.float64),
+            dataset.labels[part],
+            dataset.episodes[part],
+            dataset.categories[part].tolist(),
+            logits_by_family(score, dataset, part, number, seed),
+        )
+        for number, part in enumerate(parts, 1)
     )
-    labels, test_labels = dataset.labels[validation], dataset.labels[test]
-    target_fpr = target_fpr or default_rate(dataset, validation)[0] or RATES[-1]
-    heat = temperature(logits, labels, success)
-    probabilities = sigmoid(log_odds_of(logits, success, heat))
-    frames = probabilities, labels, dataset.episodes[validation]
+    learnt = 1.0
+    if trained is not None:
+        on_training = score(dataset.images[trained]).astype(np.float64)
+        learnt = saved_by(on_training, dataset.labels[trained])
+    return evaluate_scored(
+        choosing,
+        test,
+        target_fpr,
+        success=success,
+        recall=recall,
+        steps=dataset.episode_steps,
+        lasting=dataset.success_lasts,
+        learnt=learnt,
+        finer=None if network is None else finer(network, *dataset.images.shape[1:3]),
+        frames=len(dataset.labels),
+    )
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Held-out frames, and what a classifier says of them."""
+
+    logits: Floats
+    """(N, K)."""
+    labels: Labels
+    """(N,), 1 for success."""
+    episodes: Labels
+    """(N,)."""
+    categories: Sequence[str] = ()
+    """(N,), or none."""
+    dead: Mapping[str, Floats] = field(default_factory=dict)
+    """Logits (M, K) of a failing camera's frames, by its kind."""
+
+
+def evaluate_scored(
+    choosing: Scored,
+    test: Scored,
+    target_fpr: float | None,
+    *,
+    success: int = 1,
+    recall: float | None = None,
+    steps: int | None = None,
+    lasting: bool = False,
+    learnt: float = 1.0,
+    finer: str | None = None,
+    frames: int = 0,
+) -> Evaluation:
+    """Calibrate and choose the threshold on some scored frames, then measure on others.
+
+    ``steps`` and ``lasting`` are as for :func:`claims_by_episode`, ``learnt``, ``finer`` and
+    ``frames`` as for :func:`give_verdict`, the others as for :func:`evaluate`.
+    """
+    labels = choosing.labels
+    target_fpr = target_fpr or default_rate(labels, choosing.episodes, steps)[0] or RATES[-1]
+    heat = temperature(choosing.logits, labels, success)
+    probabilities = sigmoid(log_odds_of(choosing.logits, success, heat))
+    calibrated = probabilities, labels, choosing.episodes
     successes = probabilities[labels == 1]
     if recall is None:
-        chosen = threshold_for_fpr(*frames, target_fpr)
-        dead_odds = log_odds_of(np.concatenate([*dead.values()]), success, heat)
-        value = raised_threshold(float(chosen.value), successes, sigmoid(dead_odds))
+        chosen = threshold_for_fpr(*calibrated, target_fpr)
+        dead = [sigmoid(log_odds_of(each, success, heat)) for each in choosing.dead.values()]
+        value = raised_threshold(float(chosen.value), successes, np.concatenate([*dead, []]))
     else:
-        chosen = threshold_for_recall(*frames, recall, target_fpr)
+        chosen = threshold_for_recall(*calibrated, recall, target_fpr)
         value = float(chosen.value)
         if probabilities[labels == 0].max(initial=0.0) < HIGHEST_RAISE:
             value = min(value, HIGHEST_RAISE)  # a stricter one would only lose successes that vary
@@ -482,41 +541,37 @@ def evaluate(
     if value > chosen.value:
         raised = rates(probabilities.astype(np.float32) >= np.float32(value), labels)
         details |= {"raised_to": value, "at_raised": asdict(raised)}
-    test_odds = log_odds_of(test_logits, success, heat)
+    test_odds = log_odds_of(test.logits, success, heat)
     test_claims = claimed(test_odds, value)
     by_family = {
         family: claimed(log_odds_of(each, success, heat), value)
-        for family, each in test_dead.items()
+        for family, each in test.dead.items()
     }
-    dead_claimed = np.concatenate([*by_family.values()])
+    dead_claimed = np.concatenate([np.zeros(0, np.bool_), *by_family.values()])
     dead_labels = np.zeros(len(dead_claimed), dtype=np.int64)
-    test_rates, dead_rates = rates(test_claims, test_labels), rates(dead_claimed, dead_labels)
+    test_rates, dead_rates = rates(test_claims, test.labels), rates(dead_claimed, dead_labels)
     by_episode = None
-    if (steps := dataset.episode_steps) is not None:
-        counts = episode_rates(test_claims, test_labels, dataset.episodes[test])
-        by_episode = claims_by_episode(test_rates, counts, steps, lasting=dataset.success_lasts)
-    learnt = 1.0
-    if trained is not None:
-        on_training = score(dataset.images[trained]).astype(np.float64)
-        learnt = saved_by(on_training, dataset.labels[trained])
+    if steps is not None:
+        counts = episode_rates(test_claims, test.labels, test.episodes)
+        by_episode = claims_by_episode(test_rates, counts, steps, lasting=lasting)
     verdict = give_verdict(
         test_rates,
         chosen,
         dead=len(dead_claimed),
         dead_claimed=dead_rates.false_positives,
         learnt=learnt,
-        finer=None if network is None else finer(network, *dataset.images.shape[1:3]),
+        finer=finer,
         by_episode=by_episode,
-        frames=len(dataset.labels),
+        frames=frames,
     )
     metrics = {
         "verdict": verdict.as_dict(),
         "test": asdict(test_rates)
         | {
-            "average_precision": average_precision(test_odds, test_labels),
-            "log_loss": log_loss(test_odds, test_labels),
-            "frames": len(test),
-            "episodes": len(np.unique(dataset.episodes[test])),
+            "average_precision": average_precision(test_odds, test.labels),
+            "log_loss": log_loss(test_odds, test.labels),
+            "frames": len(test.labels),
+            "episodes": len(np.unique(test.episodes)),
         },
         "failing_episodes": by_episode,
         "dead_camera": {
@@ -527,14 +582,14 @@ def evaluate(
         },
     }
     families = [f"dead_camera: {family}" for family, each in by_family.items() for _ in each]
+    by_category = per_category(test_claims, test.labels, test.categories) if test.categories else []
     return Evaluation(
         decision=Decision(threshold=value, temperature=heat, chosen_for=details),
         test=test_rates,
-        logits=test_logits,
+        logits=test.logits,
         log_odds=test_odds,
         metrics=metrics,
-        categories=per_category(test_claims, test_labels, dataset.categories[test].tolist())
-        + per_category(dead_claimed, dead_labels, families),
+        categories=by_category + per_category(dead_claimed, dead_labels, families),
         verdict=verdict,
     )
 

@@ -12,6 +12,8 @@ from vinoreward.backends.network import FINE
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, TooFewNegativesError, needed_for
 from vinoreward.rewards.calibration import negatives_needed, rate_supported
+from vinoreward_training.classifier.agreement import DIFFERENCES, JudgedLabels
+from vinoreward_training.classifier.distil import label_by_judge
 from vinoreward_training.classifier.evaluation import (
     NOT_LEARNT,
     RATES,
@@ -33,11 +35,14 @@ from vinoreward_training.runs.next_command import (
     after_bundle,
     bundle_name,
     classifier_folder,
+    command,
     resume_command,
     to_more_images,
+    to_train,
 )
 from vinoreward_training.runs.run_folder import RunFolder, ensure_dir
-from vinoreward_training.runs.settings import Settings
+from vinoreward_training.runs.settings import Settings, refuse_ignored
+from vinoreward_training.tasks.trust import trust_args
 
 if TYPE_CHECKING:
     from vinoreward_training.classifier.training import ClassifierFit
@@ -64,16 +69,22 @@ def run(config: FinetuneConfig) -> int:
             field="image_crop", value=config.image_crop, expected="a part of the image"
         )
     config = replace(config, name=config.name or bundle_name(config.data, "classifier"))
-    line = resume_command("finetune", config.out)
+    judge = config.labels_from
+    if judge is None:
+        refuse_ignored(config, ("max_calls",), "a training without --labels-from")
+    line = resume_command("finetune", config.out, *trust_args(judge, "--labels-from"))
     with RunFolder(config.out, config, resume=config.resume, again=line) as folder:
-        dataset = _load(config)
+        judged = None
+        if judge is not None:
+            judged = label_by_judge(config.data, judge, config.max_calls, config.success_label)
+        dataset = _load(config, judged)
         parts = split_by_episode(dataset)
         check_sample_size(config, dataset, parts[1])
         say_parts(dataset.images, parts)
-        return _train(config, dataset, parts, folder)
+        return _train(config, dataset, parts, folder, judged)
 
 
-def _load(config: FinetuneConfig) -> Dataset:
+def _load(config: FinetuneConfig, judged: JudgedLabels | None) -> Dataset:
     """Read the images; print what in them could mislead a training."""
     dataset = load_dataset(
         config.data,
@@ -82,11 +93,12 @@ def _load(config: FinetuneConfig) -> Dataset:
         success_label=config.success_label,
         choose_size=True,
         skip_broken=True,
+        entries=None if judged is None else judged.entries,
     )
-    if (config.data / METADATA).is_file():
+    if (config.data / METADATA).is_file() and judged is None:
         for sentence in find_label_leakage(read_metadata(config.data), config.success_label):
             print(f"warning: {sentence}")
-    else:
+    elif not (config.data / METADATA).is_file():
         print(f"no {METADATA}: each image counts as an episode of its own (docs/datasets.md)")
     if (found := find_conflicting_duplicates(dataset)) is not None:
         print(f"warning: {found}")
@@ -97,7 +109,8 @@ def check_sample_size(
     config: FinetuneConfig | CalibrateConfig, dataset: Dataset, validation: Indices
 ) -> None:
     """Print which error rate is asked for by default; refuse one that is not supported."""
-    chosen, why = default_rate(dataset, validation)
+    labels, episodes = dataset.labels[validation], dataset.episodes[validation]
+    chosen, why = default_rate(labels, episodes, dataset.episode_steps)
     rate = config.target_fpr or chosen or RATES[-1]
     needed = negatives_needed(rate)
     deciding = int((dataset.labels[validation] == 0).sum())
@@ -163,7 +176,13 @@ def _choose_network(
     return other, best
 
 
-def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path) -> int:
+def _train(
+    config: FinetuneConfig,
+    dataset: Dataset,
+    parts: Sequence[Indices],
+    folder: Path,
+    judged: JudgedLabels | None,
+) -> int:
     from vinoreward_training.classifier import training
     from vinoreward_training.classifier.bundle import make_bundle
     from vinoreward_training.runs.fit import prepare_torch
@@ -187,23 +206,39 @@ def _train(config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], f
     started = config.weights is not None or config.pretrained
     record = training.record_of(dataset, parts[0], started=started, before=before)
     module = cast("training.ChannelsLast", fit.module)
-    verdict = make_bundle(config, dataset, parts, folder, module, fit.history, record, unseen)
-    return conclude(config, dataset, folder / "bundle", useless=verdict.level == "useless")
+    about = folder, module, fit.history, record, unseen
+    verdict = make_bundle(config, dataset, parts, *about, judged=judged)
+    useless = verdict.level == "useless"
+    differences = folder / DIFFERENCES if judged is not None else None
+    return conclude(config, dataset, folder / "bundle", useless=useless, differences=differences)
 
 
 def conclude(
-    config: FinetuneConfig | CalibrateConfig, dataset: Dataset, path: Path, *, useless: bool
+    config: FinetuneConfig | CalibrateConfig,
+    dataset: Dataset,
+    path: Path,
+    *,
+    useless: bool,
+    differences: Path | None = None,
 ) -> int:
-    """Add INT8 to a bundle and print the next command; return the exit status."""
+    """Add INT8 to a bundle and print the next command; return the exit status.
+
+    ``differences`` is the folder of images on which a judge that labelled the data differs, which
+    is there if there are any; None if the data have their own labels.
+    """
     if useless:
         return USELESS
     bundle = Bundle.load(path, verify=False)
     print(f"INT8: {classifier_int8(bundle, dataset, config.int8)}")
     verdict = bundle.spec.metrics["verdict"]
-    if verdict["level"] == "weak" and verdict["frames"]:
-        following = to_more_images(config.data, verdict["frames"])
+    if differences is not None:
+        following = to_train(path, bundle.spec)
+        if differences.is_dir():
+            following = command("label", "--data", differences, "--bundle", path)
+    elif verdict["level"] == "weak" and verdict["frames"]:
+        following = to_more_images(dataset.folder, verdict["frames"])
     else:
         tested = least_episodes(dataset, split_by_episode(dataset)[2])
-        following = after_bundle(path, bundle.spec, config.data, tested)
+        following = after_bundle(path, bundle.spec, dataset.folder, tested)
     print(f"next: {following}")
     return 0

@@ -117,7 +117,7 @@ def run(config: ScoreConfig) -> int:
         if is_lerobot(config.data):
             source = _of_recordings(config, spec.dataset.get("seed"))
         else:
-            source = _of_files(config)
+            source = source_of_files(config.data, config.success_label)
         scores = score(source, classifier)
         rows = [
             {
@@ -142,9 +142,8 @@ def run(config: ScoreConfig) -> int:
     return 0
 
 
-def _of_files(config: ScoreConfig) -> Source:
+def source_of_files(folder: Path, success_label: str) -> Source:
     """Return the images of a capture or of any image folder."""
-    folder = config.data
     check_folder(folder, "an image folder")
     is_capture = (folder / METADATA).is_file()
     if is_capture:
@@ -160,12 +159,10 @@ def _of_files(config: ScoreConfig) -> Source:
             f"{folder} holds no images. Expected some to score; give another folder with `data`.",
             field="data",
         )
-    check_labels(folder, filter(None, names), config.success_label)
-    known = config.success_label in names  # else the folders are no labels
+    check_labels(folder, filter(None, names), success_label)
+    known = success_label in names  # else the folders are no labels
     # What lies in no class folder has no label, as in a training.
-    labels = np.array(
-        [int(name == config.success_label) if known and name else -1 for name in names]
-    )
+    labels = np.array([int(name == success_label) if known and name else -1 for name in names])
     paths = [inside(folder, key[0]) for key in keys]
     origin = origin_of(read_about(folder)) if is_capture else None
     return Source(folder, keys, labels, origin, enumerate(_read(paths)))

@@ -16,6 +16,8 @@ Side = Annotated[int, Ge(16), Le(10_000)]
 """Height or width of an image."""
 
 Int8 = Literal["auto", "on", "off"]
+Calls = Annotated[int, Ge(0), Le(10**12)]
+"""Images that a judge may score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,8 @@ class FinetuneConfig:
     """Train a success classifier and save it as a bundle.
 
     Ends with threshold, error rates, OOD detector, INT8 network and a verdict. Exits with 3 if the
-    classifier is useless.
+    classifier is useless. With --labels-from a slow judge labels the images; the report says where
+    the classifier and the judge differ.
 
     Examples:
         vinoreward finetune --data data/hover --out runs/hover-classifier
@@ -100,15 +103,21 @@ class FinetuneConfig:
         vinoreward finetune --data data/more --out runs/better \\
             --weights runs/hover-classifier/bundle/model.safetensors
         vinoreward finetune --data data/mine --network resnet18 --pretrained --out runs/resnet
+        vinoreward finetune --data photos --labels-from mine.py:success --out runs/student
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "data", "out", "network", "weights", "pretrained", "freeze", "epochs", "target_fpr",
-        "image_crop", "image_size", "success_label", "int8", "resume",
+        "data", "labels_from", "out", "network", "weights", "pretrained", "freeze", "epochs",
+        "target_fpr", "image_crop", "image_size", "success_label", "int8", "resume",
     )  # fmt: skip
 
     data: Path = Path("data/hover")
     """A capture, or any folder with one sub-folder of images per class."""
+    labels_from: Annotated[str | None, RUNS_CODE] = None
+    """Judge FILE.py:FUNCTION that labels the images of --data, a capture or any folder of images,
+    as in calibrate. Its code is run. Images that it abstains from are left out."""
+    max_calls: Calls | None = None
+    """With --labels-from: most images that the judge may score now."""
     out: Path = Path("runs/hover-classifier")
     """Run folder; the bundle is written to OUT/bundle. Default: runs/NAME, of the data."""
     name: tyro.conf.Suppress[str] = ""
@@ -220,23 +229,33 @@ class ImportConfig:
 
 @dataclass(frozen=True)
 class CalibrateConfig:
-    """Choose a bundle's threshold, OOD detector and INT8 network on labelled images.
+    """Choose the threshold of a bundle, a judge or any scores on labelled images.
 
     For classifiers from elsewhere, and for any other camera or place: the bundle gets what finetune
     gives its own (threshold with its bound, metrics, verdict, OOD detector, golden frames, model
     card). An encoder's bundle gets an INT8 network only.
+
+    A judge is any function that takes images (N, H, W, 3) uint8 and returns (N,) scores from 0 to
+    1, NaN to abstain. Its threshold, OOD detector, report and all scores so far are kept beside its
+    file, in FILE.FUNCTION. Of --scores the report is written beside the table.
 
     Exits with 3 if the classifier is useless on these images.
 
     Examples:
         vinoreward calibrate --bundle bundles/mine --data data/mine
         vinoreward calibrate --bundle bundles/mine --data data/mine --target-fpr 0.05
-        vinoreward calibrate --bundle bundles/mine --data data/mine --int8 on
+        vinoreward calibrate --judge mine.py:success --data data/mine --max-calls 2000
+        vinoreward calibrate --scores scores.csv
     """
 
-    bundle: Path
+    bundle: Path | None = None
     """The bundle's folder. An installed bundle is read-only: copy it first."""
-    data: Path
+    judge: Annotated[str | None, RUNS_CODE] = None
+    """Instead of a bundle: a judge, FILE.py:FUNCTION, whose code is run."""
+    scores: Path | None = None
+    """Instead of both: a table of scores with the columns score (from 0 to 1, empty to abstain),
+    label (1 or the success label, else a failure) and episode."""
+    data: Path | None = None
     """A capture, or any folder with one sub-folder of images per class. Of what the classifier was
     trained on, only the held-out images choose the threshold."""
     target_fpr: Annotated[float, Gt(0), Lt(1)] | None = None
@@ -244,6 +263,8 @@ class CalibrateConfig:
     episodes are long, or the next higher that the data support."""
     success_label: str = "success"
     """Sub-folder of the data with the successes."""
+    max_calls: Calls | None = None
+    """With --judge: most images that the judge may score now; the same command goes on later."""
     int8: Int8 = "auto"
     """Add an INT8 network, as in finetune."""
 
@@ -342,10 +363,15 @@ class AuditConfig(AuditTask):
         vinoreward audit --bundle panda-hover-classifier --data data/audit \\
             --env PandaHoverRandom-v0
         vinoreward audit --bundle runs/mine-classifier/bundle --data data/mine --pairs photos
+        vinoreward audit --judge mine.py:success --data data/mine --max-calls 5000
     """
 
-    bundle: str
+    bundle: str | None = None
     """A bundle's folder, the name of an installed one, or hf:OWNER/NAME on the Hugging Face Hub."""
+    judge: Annotated[str | None, RUNS_CODE] = None
+    """Instead of a bundle: a judge, FILE.py:FUNCTION, as in calibrate. Its code is run."""
+    max_calls: Calls | None = None
+    """With --judge: most images that the judge may score now; the same command goes on later."""
     data: Path
     """A capture, or an image folder with one folder per class. Of what the bundle was trained on,
     only the part kept for its test is used."""

@@ -223,6 +223,7 @@ def load_dataset(
     success_label: str = "success",
     choose_size: bool = False,
     skip_broken: bool = False,
+    entries: Sequence[Entry] | None = None,
 ) -> Dataset:
     """Read a capture or an image folder (one folder per class) into memory.
 
@@ -232,12 +233,14 @@ def load_dataset(
     resize to after that with PIL's bilinear filter; without it images of several sizes are a
     DatasetError, like anything else that is wrong with the folder. With ``choose_size`` a folder
     that no capture made gets one of :func:`~.dataset_files.chosen_size`. With ``skip_broken``
-    images that cannot be read are printed and left out.
+    images that cannot be read are printed and left out. ``entries`` stand for the folder's own
+    labels.
     """
     folder = Path(folder)
     check_folder(folder, "an image folder with one folder per class")
     recorded = (folder / METADATA).is_file()
-    entries = (_from_metadata if recorded else _from_folders)(folder, success_label)
+    if entries is None:
+        entries = (_from_metadata if recorded else _from_folders)(folder, success_label)
     if not entries:
         per_class = f" in one folder per class, e.g. {folder}/success and {folder}/failure"
         raise _no_images(folder, per_class)

@@ -238,6 +238,14 @@ def after_audit(bundle: str, findings: Path, count: int) -> str:
     return _to_mend(bundle, findings)
 
 
+def after_judge(judge: str, findings: Path | None) -> str:
+    """Return what shows an audited judge's false claims, or uses it where there are none."""
+    if findings is not None and findings.is_dir():
+        return command("label", "--data", findings)
+    loaded = f"vinoreward_training.judges.load_judge({judge!r})"
+    return f"in Python, vinoreward.LearnedReward(env, judge={loaded})"
+
+
 def to_mend(run: Path, truths: int) -> str:
     """Return what mends the classifier by a run's claims, so many of which carry the truth."""
     bundle = recorded(run).get("bundle")
