@@ -22,7 +22,7 @@ from vinoreward.rewards.decision import (
     SuccessDetector,
     withhold,
 )
-from vinoreward.rewards.frozen import FrozenCheck
+from vinoreward.rewards.frozen import FrozenCheck, RepeatCheck
 
 
 class RewardModel:
@@ -36,7 +36,7 @@ class RewardModel:
 
         model = RewardModel("panda-hover-classifier", RewardOptions(), num_envs=4)
         model.reset(np.ones(4, bool))
-        scores = model.score(images, np.zeros(4), np.zeros(4, bool))  # images (4, H, W, 3) uint8
+        scores = model.score(images)  # (4, H, W, 3) uint8
         scores.rewards, scores.claimed
 
     Args:
@@ -79,7 +79,7 @@ class RewardModel:
         self.num_envs = num_envs
         self.needs_first_images = options.reward_mode == "potential"
         """Whether :meth:`reset` scores the first images of episodes."""
-        self.frozen: FrozenCheck | None = None
+        self.frozen: FrozenCheck | RepeatCheck | None = None
         """Finds images that are older than the environment's state; None: nothing looks for it."""
         self._warned = False
         self.use(Arrays())
@@ -128,8 +128,8 @@ class RewardModel:
     def score(
         self,
         images: Array,
-        env_rewards: Array,
-        terminated: Array,
+        env_rewards: Array | None = None,
+        terminated: Array | None = None,
         mask: Array | None = None,
         *,
         observations: Sequence[Any] | None = None,
@@ -140,7 +140,8 @@ class RewardModel:
         Args:
             images: ``(n, H, W, 3)`` uint8, of the environments where ``mask`` is True, in order;
                 on a device ``(num_envs, H, W, 3)``.
-            env_rewards: ``(num_envs,)`` the environment's own; ``terminated`` likewise.
+            env_rewards: ``(num_envs,)`` the environment's own, None: zeros; ``terminated``
+                likewise, None: nowhere.
             mask: ``(num_envs,)`` bool, the environments that made a transition; None: all.
             observations: one per environment, for the success filter.
             states: ``(num_envs, D)`` the numbers of all observations, for the frozen-camera check.
@@ -151,6 +152,8 @@ class RewardModel:
             OutOfDistributionError: an image is out of distribution, with ``on_ood="raise"``.
         """
         mask = self._all_envs if mask is None else mask
+        env_rewards = self._zeros if env_rewards is None else env_rewards
+        terminated = ~self._all_envs if terminated is None else terminated
         probability, log_odds, ood_score = self._predict(images, mask)
         age = None
         if self.frozen is not None and states is not None:
