@@ -22,10 +22,10 @@ LINE_SECONDS = 1.0
 HELP = "s success   f failure   u undo   n new episode   q quit"
 PICTURE = (640, 480)
 """Width and height of the image in the window."""
-STRIP = 132
+STRIP = 156
 """Height of the text under it."""
 _INK, _PAPER, _GREY = (235, 237, 240), (24, 27, 32), (150, 155, 162)
-_CLAIMED, _ODD = (110, 200, 120), (240, 120, 100)
+_CLAIMED, _ODD, _NOTE = (110, 200, 120), (240, 120, 100), (240, 200, 110)
 
 
 def state_of(status: Status) -> str:
@@ -46,9 +46,13 @@ def figures_of(status: Status) -> str:
     )
 
 
-def labels_of(status: Status) -> str:
-    """Return how many labels there are, in words."""
-    return f"{status.labels[0]} successes + {status.labels[1]} failures labelled"
+def place_of(status: Status) -> str:
+    """Return which image it is, and how many labels there are, in words."""
+    successes, failures = status.labels
+    return (
+        f"episode {status.episode} image {status.number}   labels: {successes} success, "
+        f"{failures} failure"
+    )
 
 
 class Terminal:
@@ -88,13 +92,7 @@ class Terminal:
 
     def show(self, status: Status) -> None:
         """Print the status."""
-        words = (
-            f"episode {status.episode} image {status.number}",
-            state_of(status),
-            figures_of(status),
-            labels_of(status),
-        )
-        line = "   ".join(words)
+        line = "   ".join((state_of(status), figures_of(status), place_of(status)))
         if self._refreshed:
             columns = shutil.get_terminal_size().columns
             print(f"\r\x1b[K{line[: columns - 1]}", end="", flush=True)
@@ -168,12 +166,12 @@ class Window:
         colour = _CLAIMED if status.claimed else _ODD if odd else _INK
         if status.claimed or odd:
             pygame.draw.rect(self._surface, colour, (*place, *size), 5)
-        episode = f"episode {status.episode} image {status.number}   {labels_of(status)}"
         rows = (
             (self._large, state_of(status), colour),
-            (self._small, f"{figures_of(status)}", _INK),
-            (self._small, f"{status.false_positives}   {episode}".strip(), _INK),
-            (self._small, status.note or HELP, _ODD if status.note else _GREY),
+            (self._small, figures_of(status), _INK),
+            (self._small, place_of(status), _INK),
+            (self._small, status.false_positives, _INK),
+            (self._small, status.note or HELP, _NOTE if status.note else _GREY),
         )
         top = PICTURE[1] + 8
         for font, text, ink in rows:
