@@ -64,9 +64,9 @@ class Feed:
 
     @property
     def ended(self) -> bool:
-        """Whether all images were taken, and there will be no more."""
+        """Whether all was taken, images and an error, and there will be no more."""
         with self._changed:
-            return self._done and self._arrival is None
+            return self._done and self._arrival is None and self._error is None
 
     def take(self, seconds: float) -> Arrival | None:
         """Wait for the next image, so long at most; None if there was none.

@@ -47,12 +47,9 @@ def figures_of(status: Status) -> str:
 
 
 def place_of(status: Status) -> str:
-    """Return which image it is, and how many labels there are, in words."""
+    """Return which image it is, and how many successes and failures are labelled, in words."""
     successes, failures = status.labels
-    return (
-        f"episode {status.episode} image {status.number}   labels: {successes} success, "
-        f"{failures} failure"
-    )
+    return f"episode {status.episode} image {status.number}   labels {successes} + {failures}"
 
 
 class Terminal:
@@ -92,7 +89,7 @@ class Terminal:
 
     def show(self, status: Status) -> None:
         """Print the status."""
-        line = "   ".join((state_of(status), figures_of(status), place_of(status)))
+        line = "   ".join((state_of(status), place_of(status), figures_of(status)))
         if self._refreshed:
             columns = shutil.get_terminal_size().columns
             print(f"\r\x1b[K{line[: columns - 1]}", end="", flush=True)

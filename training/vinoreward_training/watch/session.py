@@ -235,7 +235,10 @@ class _Session:
         status.images, status.number = status.images + 1, status.number + 1
         if arrival.dropped > status.dropped:
             dropped = arrival.dropped - status.dropped
-            self.say(f"the camera dropped {dropped} images, or they came too fast", "drop")
+            self.say(
+                f"{dropped} images were dropped: the camera left them out, or gives more than are "
+                "scored in time", "drop",
+            )  # fmt: skip
         status.dropped = arrival.dropped
         status.probability = status.ood_score = None
         status.claimed = False
