@@ -23,6 +23,30 @@ def has_display() -> bool:
     return bool(shown) or not sys.platform.startswith("linux")
 
 
+def open_display(what: str, extra: str, instead: str) -> Any:
+    """Return pygame with its display open.
+
+    Args:
+        what: what needs it, for errors.
+        extra: that installs pygame.
+        instead: what to use where there is no display.
+
+    Raises:
+        MissingDisplayError: there is no display.
+        MissingExtraError: pygame is not installed.
+    """
+    with needed_for(what, extra):
+        import pygame
+    pygame.display.init()
+    if pygame.display.get_driver() == "offscreen":  # SDL's choice where it can open no window
+        pygame.display.quit()
+        raise MissingDisplayError(
+            "Found no display that opens a window (see DISPLAY or WAYLAND_DISPLAY); "
+            f"{what} needs one. Use {instead}."
+        )
+    return pygame
+
+
 class _Enlarged(gym.Wrapper[Any, Any, Any, Any]):
     """Renders a small image as a multiple of its size."""
 
@@ -35,18 +59,8 @@ class _Enlarged(gym.Wrapper[Any, Any, Any, Any]):
 def in_a_window(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """Show each image of an environment whose render mode is ``"rgb_array"`` in a window.
 
-    Raises:
-        MissingDisplayError: there is no display.
-        MissingExtraError: pygame is not installed.
+    Raises as :func:`open_display`.
     """
-    with needed_for('render_mode="human"', "panda"):
-        import pygame
-    pygame.display.init()
-    if pygame.display.get_driver() == "offscreen":  # SDL's choice where it can open no window
-        pygame.display.quit()
-        raise MissingDisplayError(
-            "Found no display that opens a window (see DISPLAY or WAYLAND_DISPLAY); "
-            'render_mode="human" needs one. Use render_mode="rgb_array", or "vinoreward play", '
-            "which writes a GIF."
-        )
+    instead = 'render_mode="rgb_array", or "vinoreward play", which writes a GIF'
+    open_display('render_mode="human"', "panda", instead)
     return HumanRendering(_Enlarged(env))

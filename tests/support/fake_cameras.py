@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from vinoreward_training.watch.cameras import Camera, Images
 
-class FakeCamera:
-    """Gives ``images`` every 1 / ``hz`` seconds; ``waits`` has more seconds before some of them."""
 
-    def __init__(
-        self,
-        images: Sequence[Any],
-        *,
-        hz: float = 100.0,
-        live: bool = True,
-        waits: Mapping[int, float] | None = None,
-    ) -> None:
-        self.hz, self.live = hz, live
-        self.closed = False
-        self._images, self._waits = images, waits or {}
-        self._index = 0
-        self._due = 0.0
+def fake_camera(
+    images: Iterable[Any],
+    *,
+    hz: float = 100.0,
+    live: bool = True,
+    waits: Mapping[int, float] | None = None,
+    closed: Callable[[], object] = str,
+) -> Camera:
+    """Return a camera of ``images``, every 1 / ``hz`` seconds.
 
-    def read(self) -> Any:
-        index = self._index
-        if index == len(self._images):
-            return None
-        self._index += 1
-        if self.live:
-            self._due = self._due or time.perf_counter()
-            self._due += 1 / self.hz + self._waits.get(index, 0.0)
-            time.sleep(max(0.0, self._due - time.perf_counter()))
-        return self._images[index]
+    Where ``waits`` says so it waits for more seconds before an image; ``closed`` is called at the
+    end.
+    """
 
-    def close(self) -> None:
-        self.closed = True
+    def made() -> Images:
+        due = time.perf_counter()
+        try:
+            for index, image in enumerate(images):
+                due += 1 / hz + (waits or {}).get(index, 0.0)
+                if live:
+                    time.sleep(max(0.0, due - time.perf_counter()))
+                yield image
+        finally:
+            closed()
+
+    return Camera(made(), hz, live)
 
 
 def grey_levels(*levels: int, size: tuple[int, int] = (6, 8)) -> list[Any]:

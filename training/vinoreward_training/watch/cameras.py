@@ -1,13 +1,13 @@
-"""Where images come from: a camera, a stream, a video file or a folder, one image at a time."""
+"""Where images come from: a camera, a stream, a video file or a folder."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,119 +18,27 @@ from vinoreward_training.data.dataset_files import images_below, inside
 from vinoreward_training.data.videos import count, decoded, find_videos
 
 HZ = 30.0
-"""Images per second of a folder, and the deadline for a camera that does not tell its rate."""
+"""Images per second of a folder, and of a camera that does not tell its rate."""
 MOST_HZ = 1000.0
 OPEN_SECONDS = 5
 """After which a stream that does not answer is given up."""
 
 Image = npt.NDArray[np.uint8]
+Images = Generator[npt.NDArray[Any] | InputError, None, None]
 
 
-class Camera(Protocol):
-    """Gives images one after another; everything but :meth:`read` is called in one thread."""
+@dataclass(frozen=True)
+class Camera:
+    """A source of images; any generator will do."""
 
-    hz: float
+    images: Images
+    """Waits for each image and yields it, ``(H, W, 3)`` uint8 RGB or grey ``(H, W)``, or what is
+    wrong with it. Runs in a thread of its own, and is closed at the end."""
+    hz: float = HZ
     """Images per second."""
-    live: bool
-    """Whether images that nobody takes in time are lost, and come when they are made. Else they
-    wait, and come at ``hz``."""
-
-    def read(self) -> npt.NDArray[Any] | InputError | None:
-        """Wait for the next image, ``(H, W, 3)`` uint8 RGB or grey ``(H, W)``, and return it.
-
-        None if there are no more; an InputError in place of an image that cannot be read.
-        """
-
-    def close(self) -> None:
-        """Free the camera."""
-
-
-class OpenCVCamera:
-    """A camera of this machine by its number, or a stream by its address ``rtsp://…``."""
-
-    live = True
-
-    def __init__(self, name: str) -> None:
-        with needed_for("a camera or stream", "camera"):
-            os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # what is wrong is said once
-            import cv2
-        log: Any = cv2.utils.logging
-        log.setLogLevel(log.LOG_LEVEL_SILENT)
-        if name.isdecimal():
-            self._capture = cv2.VideoCapture(int(name))
-            remedy = "look at its cable and number (ls /dev/video*), and close what else shows it"
-        else:
-            waits = (cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, cv2.CAP_PROP_READ_TIMEOUT_MSEC)
-            limits = [number for wait in waits for number in (wait, 1000 * OPEN_SECONDS)]
-            self._capture = cv2.VideoCapture(name, cv2.CAP_FFMPEG, limits)
-            remedy = "try the address in a player of videos"
-        if not self._capture.isOpened():
-            raise ConfigError(
-                field="camera", value=public(name), expected="a camera that answers", remedy=remedy
-            )
-        rate = float(self._capture.get(cv2.CAP_PROP_FPS))
-        self.hz = rate if 0 < rate <= MOST_HZ else HZ
-        self._in_rgb = lambda image: cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-
-    def read(self) -> npt.NDArray[Any] | InputError | None:
-        """See :class:`Camera`."""
-        there, image = self._capture.read()
-        if not there:
-            return None
-        return self._in_rgb(image) if image.ndim == 3 and image.shape[2] == 3 else image
-
-    def close(self) -> None:
-        """See :class:`Camera`."""
-        self._capture.release()
-
-
-class VideoCamera:
-    """A video file, at its own speed or ``hz`` images per second; read by FFmpeg, bounded."""
-
-    live = False
-
-    def __init__(self, path: Path, hz: float | None) -> None:
-        (video,) = find_videos(path)
-        self.hz = hz or video.fps
-        self._images: Generator[tuple[int, Image], None, None] = decoded(
-            video, video.fps, range(count(video, video.fps))
-        )
-
-    def read(self) -> npt.NDArray[Any] | InputError | None:
-        """See :class:`Camera`. DatasetError where the file is damaged."""
-        return next(self._images, (0, None))[1]
-
-    def close(self) -> None:
-        """See :class:`Camera`."""
-        self._images.close()
-
-
-class FolderCamera:
-    """The images of a folder in the order of their names, ``hz`` per second."""
-
-    live = False
-
-    def __init__(self, folder: Path, hz: float | None) -> None:
-        self._folder, files = folder, images_below(folder)
-        if not files:
-            raise DatasetError(
-                f"{folder} holds no images. Expected PNG, JPEG, BMP or WebP files; name another "
-                "folder, or a video, with `camera`."
-            )
-        self._files = iter(files)
-        self.hz = hz or HZ
-
-    def read(self) -> npt.NDArray[Any] | InputError | None:
-        """See :class:`Camera`."""
-        if (file := next(self._files, None)) is None:
-            return None
-        try:
-            return read_image(inside(self._folder, file))
-        except InputError as error:
-            return error
-
-    def close(self) -> None:
-        """See :class:`Camera`."""
+    live: bool = True
+    """Whether images come when they are made, and are lost if nobody takes them. Else they wait,
+    and come at ``hz``."""
 
 
 def open_camera(name: str, hz: float | None = None) -> Camera:
@@ -143,13 +51,13 @@ def open_camera(name: str, hz: float | None = None) -> Camera:
     """
     number = re.sub(r"^/dev/video(?=\d+$)", "", name)
     if number.isdecimal() or re.match(r"rtsps?://", name):
-        return OpenCVCamera(number)
-    path = Path(name)
-    with contextlib.suppress(OSError):  # a name that is too long for one
-        if path.is_dir():
-            return FolderCamera(path, hz)
-        if path.is_file():
-            return VideoCamera(path, hz)
+        return _device(number)
+    if os.path.isdir(name):
+        return _folder(Path(name), hz)
+    if os.path.isfile(name):
+        (video,) = find_videos(Path(name))
+        played = decoded(video, video.fps, range(count(video, video.fps)))
+        return Camera((image for _, image in played), hz or video.fps, live=False)
     raise ConfigError(
         field="camera",
         value=public(name),
@@ -160,3 +68,54 @@ def open_camera(name: str, hz: float | None = None) -> Camera:
 def public(name: str) -> str:
     """Return a camera's name without the password that an address may hold."""
     return re.sub(r"(?<=//)[^/@]*@", "", name)
+
+
+def _device(name: str) -> Camera:
+    """Open a camera by its number, or a stream by its address, with OpenCV."""
+    with needed_for("a camera or stream", "camera"):
+        os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # what is wrong is said once
+        import cv2
+    log: Any = cv2.utils.logging
+    log.setLogLevel(log.LOG_LEVEL_SILENT)
+    if name.isdecimal():
+        capture = cv2.VideoCapture(int(name))
+        remedy = "look at its cable and number (ls /dev/video*), and close what else shows it"
+    else:
+        waits = (cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, cv2.CAP_PROP_READ_TIMEOUT_MSEC)
+        limits = [number for wait in waits for number in (wait, 1000 * OPEN_SECONDS)]
+        capture = cv2.VideoCapture(name, cv2.CAP_FFMPEG, limits)
+        remedy = "try the address in a player of videos"
+    if not capture.isOpened():
+        raise ConfigError(
+            field="camera", value=public(name), expected="a camera that answers", remedy=remedy
+        )
+    rate = float(capture.get(cv2.CAP_PROP_FPS))
+
+    def images() -> Images:
+        try:
+            while (read := capture.read())[0]:
+                image = read[1]
+                colour = image.ndim == 3 and image.shape[2] == 3
+                yield cv2.cvtColor(image, cv2.COLOR_BGR2RGB) if colour else image
+        finally:
+            capture.release()
+
+    return Camera(images(), rate if 0 < rate <= MOST_HZ else HZ)
+
+
+def _folder(folder: Path, hz: float | None) -> Camera:
+    """Return the images of a folder in the order of their names."""
+    if not (files := images_below(folder)):
+        raise DatasetError(
+            f"{folder} holds no images. Expected PNG, JPEG, BMP or WebP files; name another "
+            "folder, or a video, with `camera`."
+        )
+
+    def images() -> Images:
+        for file in files:
+            try:
+                yield read_image(inside(folder, file))
+            except InputError as error:
+                yield error
+
+    return Camera(images(), hz or HZ, live=False)

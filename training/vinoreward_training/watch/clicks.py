@@ -23,11 +23,9 @@ from vinoreward_training.watch.cameras import Image
 class Clicks:
     """Labelled images of a camera.
 
-    A new folder is made with the first label.
-
     Args:
-        folder: a new one, or one that holds the labels of an earlier session.
-        camera: what gave the images; recorded as their scene.
+        folder: made with the first label, or one that holds the labels of an earlier session.
+        camera: what gives the images; recorded as their scene.
 
     Raises:
         ConfigError: the folder holds something else.
@@ -43,7 +41,7 @@ class Clicks:
                 value=str(folder),
                 expected="a new folder, or one with labels of vinoreward watch",
             )
-        self._scene = known.get("scene") or {"camera": camera}
+        self._about = {"scene": known.get("scene") or {"camera": camera}, "clicks": True}
         self._lock: IO[bytes] | None = lock_folder(folder) if folder.is_dir() else None
         self._table = Table(folder)
         rows = self._table.rows.values()
@@ -59,33 +57,35 @@ class Clicks:
     def add(self, image: Image, success: bool, episode: int, number: int) -> str:
         """Label image ``number`` of an episode, ``(H, W, 3)`` uint8 RGB; return what was done.
 
-        A second label of the same image takes the place of the first. RunFolderError if the disk is
-        full or another process labels in this folder.
+        A second label of an image takes the place of the first. RunFolderError if the disk is full,
+        or another process labels in the folder.
         """
         if self._lock is None:
             self._lock = lock_folder(ensure_dir(self.folder))
-            self._check_still_empty()
+            if read_about(self.folder):
+                raise RunFolderError(
+                    f"another process has labelled in {self.folder} since this one began. Expected "
+                    "one at a time; start again, or choose another folder with --out."
+                )
         if not self._order:
-            write_json(self.folder / ABOUT, {"scene": self._scene, "clicks": True})
-        label, other = ("success", "failure") if success else ("failure", "success")
+            write_json(self.folder / ABOUT, self._about)
         file = f"{episode:06d}-{number:06d}.png"
-        row = make_row(file, success, label, episode, 0)
-        self._table.add([(image, row | {"step": str(number)})])
+        label, other = ("success", "failure") if success else ("failure", "success")
+        row = make_row(file, success, label, episode, 0) | {"step": str(number)}
+        self._table.add([(image, row)])
         before = f"{other}/{file}"
-        changed = self._table.rows.pop(before, None) is not None
-        self._save(remove=before)
-        self._order = [name for name in self._order if name not in (before, row["file"])]
+        self._save_without(before)
+        self._order = [one for one in self._order if one not in (before, row["file"])]
         self._order.append(row["file"])
-        return f"labelled {label}" + (f", no longer {other}" if changed else "")
+        return f"labelled {label}"
 
     def undo(self) -> str:
         """Take back this session's last label that stands; return what was done."""
         if not self._order:
-            return "nothing to undo: no label of this session is left"
+            return "no label of this session is left to undo"
         file = self._order.pop()
-        label = self._table.rows.pop(file)["label"]
-        self._save(remove=file)
-        return f"took back the last label, {label}"
+        self._save_without(file)
+        return f"took back {file}"
 
     def close(self) -> None:
         """Let other processes label in the folder."""
@@ -93,15 +93,9 @@ class Clicks:
             self._lock.close()
             self._lock = None
 
-    def _save(self, *, remove: str) -> None:
-        """Write the table, then delete an image that it no longer lists."""
+    def _save_without(self, file: str) -> None:
+        """Write the table without an image, then delete that if it is there."""
+        self._table.rows.pop(file, None)
         self._table.save()
         with contextlib.suppress(OSError):  # what is not listed is not part of the dataset
-            inside(self.folder, remove).unlink()
-
-    def _check_still_empty(self) -> None:
-        if read_about(self.folder):
-            raise RunFolderError(
-                f"another process has labelled in {self.folder} since this one began. Expected one "
-                "at a time; start again, or choose another folder with --out."
-            )
+            inside(self.folder, file).unlink()

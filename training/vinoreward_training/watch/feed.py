@@ -1,52 +1,42 @@
-"""Takes images from a camera in a thread of its own, so that a camera that stalls stops nothing."""
+"""Takes images from a camera in a thread of its own, so that one that stalls stops nothing."""
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import InputError
 from vinoreward_training.watch.cameras import Camera
 
 INTERVALS = 32
-"""Of the last images; their median is how often a camera gives one."""
+"""Over so many images, how often a camera gives one is learned."""
 LATE = 1.75
-"""Intervals after which an image is missing: a camera is not that unsteady."""
+"""Usual intervals after which an image is missing: no camera is so unsteady."""
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """An image as it came."""
+class Arrival(NamedTuple):
+    """An image, its time by ``time.perf_counter()``, and how many images were dropped before it:
+    left out by the camera, or not taken in time."""
 
     image: npt.NDArray[Any] | InputError
     at: float
-    """Seconds of ``time.perf_counter()``."""
     dropped: int
-    """Images in all, up to this one, that the camera left out or nobody took in time."""
 
 
 class Feed:
-    """The newest image of a camera; a ``with`` block starts and ends it.
-
-    Of a live camera, an image that was not taken gives way to the next, and is counted as dropped;
-    so are gaps between images. Other sources wait, and give ``camera.hz`` images a second.
-    """
+    """The newest image of a camera; a ``with`` block starts and ends it."""
 
     def __init__(self, camera: Camera) -> None:
-        self._camera = camera
+        self._camera, self._usual = camera, 1 / camera.hz
         self._changed = threading.Condition()
         self._arrival: Arrival | None = None
-        self._error: BaseException | None = None
-        self._done = self._closed = False
+        self._end: Exception | None = None
+        self._closed = False
         self._dropped = 0
         self._last = 0.0  # when the last image came, or was due
-        self._intervals = np.zeros(INTERVALS)
-        self._count = 0
         self._thread = threading.Thread(target=self._run, name="vinoreward-camera", daemon=True)
 
     def __enter__(self) -> Feed:
@@ -54,58 +44,55 @@ class Feed:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the thread and close the camera, unless that does not answer."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(timeout=2.0)
-        if not self._thread.is_alive():  # else closing it could crash the thread that reads
-            self._camera.close()
-
-    @property
-    def ended(self) -> bool:
-        """Whether all was taken, images and an error, and there will be no more."""
-        with self._changed:
-            return self._done and self._arrival is None and self._error is None
+        if not self._thread.is_alive():  # else the camera does not answer, and cannot be closed
+            self._camera.images.close()
 
     def take(self, seconds: float) -> Arrival | None:
         """Wait for the next image, so long at most; None if there was none.
 
-        Raises what the camera raised.
+        Raises what the camera raised, and EOFError where there are no more images.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._arrival is not None or self._done, seconds)
+            self._changed.wait_for(lambda: self._arrival is not None or self._end, seconds)
             arrival, self._arrival = self._arrival, None
             self._changed.notify_all()
-        if arrival is None and self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            if arrival is None and self._end is not None:
+                raise self._end
         return arrival
 
     def _run(self) -> None:
+        publish = self._publish_live if self._camera.live else self._publish_due
         try:
-            while not self._closed and (image := self._camera.read()) is not None:
-                self._publish(image)
+            for image in self._camera.images:
+                with self._changed:
+                    publish(image)
+                    self._changed.notify_all()
+                if self._closed:
+                    break
+            end: Exception = EOFError("the camera has no more images")
         except Exception as error:  # noqa: BLE001  (take raises it)
-            self._error = error
-        finally:
-            with self._changed:
-                self._done = True
-                self._changed.notify_all()
-
-    def _publish(self, image: npt.NDArray[Any] | InputError) -> None:
+            end = error
         with self._changed:
-            if self._camera.live:
-                now = time.perf_counter()
-                self._dropped += self._missing(now) + (self._arrival is not None)
-                self._last = now
-            else:
-                now = self._wait_until_due()
-            self._arrival = Arrival(image, now, self._dropped)
+            self._end = end
             self._changed.notify_all()
 
-    def _wait_until_due(self) -> float:
-        """Wait until the image before was taken, and it is time for the next; return the time."""
+    def _publish_live(self, image: npt.NDArray[Any] | InputError) -> None:
+        """Put an image in the place of the last, and count what is missing between them."""
+        now = time.perf_counter()
+        if self._last:
+            interval = now - self._last
+            if interval > LATE * self._usual:
+                self._dropped += round(interval / self._usual) - 1
+            self._usual += (min(interval, 2 * self._usual) - self._usual) / INTERVALS
+        self._dropped += self._arrival is not None
+        self._last, self._arrival = now, Arrival(image, now, self._dropped)
+
+    def _publish_due(self, image: npt.NDArray[Any] | InputError) -> None:
+        """Wait until the last image was taken, and it is time for the next."""
         period = 1 / self._camera.hz
         due = self._last + period
         self._changed.wait_for(lambda: self._arrival is None or self._closed)
@@ -113,14 +100,4 @@ class Feed:
             self._changed.wait(left)
         now = time.perf_counter()
         self._last = due if now - due < period else now  # what is a little late delays no other
-        return now
-
-    def _missing(self, now: float) -> int:
-        """Return how many images are missing before the one that came now."""
-        if not self._last:
-            return 0
-        interval, known = now - self._last, self._count >= INTERVALS
-        usual = float(np.median(self._intervals)) if known else 1 / self._camera.hz
-        self._intervals[self._count % INTERVALS] = interval
-        self._count += 1
-        return round(interval / usual) - 1 if interval > LATE * usual else 0
+        self._arrival = Arrival(image, now, 0)

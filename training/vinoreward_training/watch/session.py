@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from vinoreward.errors import ConfigError, InputError, OutputError
-from vinoreward.images import MAX_PIXELS, as_image
-from vinoreward.rewards.decision import Scores
+from vinoreward.images import as_batch, as_image
 from vinoreward.rewards.frozen import RepeatCheck
 from vinoreward.rewards.reward_model import RewardModel
 from vinoreward_training.watch.cameras import Camera, Image
@@ -20,29 +19,19 @@ from vinoreward_training.watch.feed import Arrival, Feed
 LATENCIES = 4096
 """Of the last images, from which the percentiles are."""
 SHOWN_HZ = 15.0
-"""Images shown per second, at most: nobody reads more, and to draw takes time from scoring."""
+"""Images shown per second, at most: to draw takes time from scoring."""
 STALL_SECONDS = 1.0
 """Without an image, after which the camera is said to stall."""
 QUIET_SECONDS = 10.0
 """For which a sentence of one kind is not said again."""
-NOTE_SECONDS = 4.0
-"""For which a sentence is shown beside the image."""
-FLAT = 3
-"""Largest range of the values of an image that shows nothing."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The first image of a success that is claimed."""
-
-    time: float
-    """Seconds since 1970 (UTC) when the image came."""
-    probability: float
+OnClaim = Callable[[float, float], object]
+"""Takes of a success that is claimed when its first image came, in seconds since 1970 (UTC), and
+the probability."""
 
 
 @dataclass
 class Status:
-    """What is known of a session so far; shown beside the image."""
+    """What a session knows: of the last image, and of all so far."""
 
     image: Image
     """``(H, W, 3)`` uint8 RGB, as the camera gave it."""
@@ -53,19 +42,16 @@ class Status:
     """None: not scored."""
     claimed: bool = False
     ood_score: float | None = None
-    """Above 1: out of distribution; None without a detector."""
+    """Above 1: out of distribution; None: without a detector."""
     false_positives: str = ""
     """The rate that the bundle promises, in words."""
     images: int = 0
-    """Taken, in all."""
     scored: int = 0
     unscored: int = 0
     """Images that could not be scored."""
     claims: int = 0
     """Successes claimed: runs of images, not images."""
     out_of_distribution: int = 0
-    hz: float = 0.0
-    """Images per second that came."""
     p50: float = 0.0
     """Milliseconds from an image's arrival to its claim; of the last ``LATENCIES``, as ``p99``."""
     p99: float = 0.0
@@ -80,36 +66,20 @@ class Status:
     note: str = ""
     """The last sentence."""
 
+    @property
+    def is_odd(self) -> bool:
+        """Whether the image is out of distribution."""
+        return self.ood_score is not None and self.ood_score > 1.0
+
     def lines(self) -> list[str]:
         """Return a summary."""
-        lines = [
+        return [
             f"{self.images} images, {self.scored} scored, {self.unscored} could not be; "
             f"{self.claims} successes claimed, {self.out_of_distribution} images out of "
             "distribution.",
             f"latency p50 {self.p50:.1f} ms, p99 {self.p99:.1f} ms; {self.missed} deadlines "
             f"missed, {self.dropped} images dropped, {self.repeated} repeated.",
         ]
-        return lines if self.scored else [f"{self.images} images, {self.dropped} dropped."]
-
-
-@dataclass
-class Sentences:
-    """Says what goes wrong, each kind of it now and then only."""
-
-    say: Callable[[str], object]
-    last: str = ""
-    at: float = -np.inf
-    _said: dict[str, float] = field(default_factory=dict)
-
-    def __call__(self, text: str, kind: str = "") -> None:
-        """Say a sentence, unless one of its ``kind`` was said in the last ``QUIET_SECONDS``."""
-        now = time.perf_counter()
-        if kind and now - self._said.get(kind, -np.inf) < QUIET_SECONDS:
-            return
-        if kind:
-            self._said[kind] = now
-        self.last, self.at = text, now
-        self.say(text)
 
 
 def watch(
@@ -119,8 +89,8 @@ def watch(
     hz: float | None = None,
     clicks: Clicks | None = None,
     keys: Callable[[], str] = str,
-    on_claim: Callable[[Claim], object] | None = None,
-    show: Callable[[Status], object] | None = None,
+    on_claim: OnClaim | None = None,
+    show: Callable[[Status], object] = str,
     say: Callable[[str], object] = print,
 ) -> Status:
     """Score a camera's images until they end, ``q`` is pressed, or Ctrl-C; return the summary.
@@ -128,7 +98,7 @@ def watch(
     What a camera does wrong is said, and does not end the session.
 
     Args:
-        camera: is closed at the end; see :func:`~vinoreward_training.watch.cameras.open_camera`.
+        camera: see :func:`~vinoreward_training.watch.cameras.open_camera`.
         model: of one environment; None: images are shown and labelled only.
         hz: deadlines per second: an image is late when its claim takes longer. Default: the
             camera's rate.
@@ -136,34 +106,31 @@ def watch(
         keys: returns the keys pressed since it was last called: ``s`` and ``f`` label the image
             that was shown last, ``u`` takes the last label back, ``n`` begins an episode, ``q``
             ends.
-        on_claim: called with the first image of each claimed success; what it takes counts as
-            latency of the next image.
+        on_claim: called with each claimed success; the next image waits for it.
         show: called with the status, ``SHOWN_HZ`` times a second at most.
         say: called with each sentence.
 
     Raises:
-        InputError: the first image cannot be scored.
+        InputError, ConfigError: the first image cannot be scored.
         DatasetError: a video that is damaged.
         RunFolderError: a label cannot be written.
     """
-    session = _Session(camera, model, hz, clicks, Sentences(say))
+    session = _Session(model, 1 / (hz or camera.hz), clicks, say)
     try:
         with Feed(camera) as feed:
-            while not feed.ended:
-                pressed = keys()
-                if "q" in pressed:
-                    break
+            while "q" not in (pressed := keys()):
                 for key in pressed:
                     session.press(key)
-                arrival = feed.take(0.1)
-                if arrival is None:
+                if (arrival := feed.take(0.1)) is None:
                     session.wait()
-                elif (claim := session.take(arrival)) is not None and on_claim is not None:
-                    on_claim(claim)
-                if show is not None and session.due():
-                    show(session.shown())
-            if feed.ended and camera.live:
-                session.say("the camera gives no more images: look at its cable, or start it again")
+                elif session.take(arrival) and on_claim is not None:
+                    waited = time.perf_counter() - arrival.at
+                    on_claim(time.time() - waited, session.status.probability or 0.0)
+                if (status := session.to_show()) is not None:
+                    show(status)
+    except EOFError:
+        if camera.live:
+            say("the camera gives no more images: look at its cable, or start it again")
     except KeyboardInterrupt:
         pass
     return session.summary()
@@ -174,187 +141,136 @@ class _Session:
 
     def __init__(
         self,
-        camera: Camera,
         model: RewardModel | None,
-        hz: float | None,
+        deadline: float,
         clicks: Clicks | None,
-        sentences: Sentences,
+        say: Callable[[str], object],
     ) -> None:
-        self.say = sentences
-        self._model, self._clicks = model, clicks
-        self._deadline = 1 / (hz or camera.hz)
+        self._model, self._deadline, self._clicks, self._print = model, deadline, clicks, say
         self._repeats = RepeatCheck()
         self._latencies = np.zeros(LATENCIES)
-        self._interval = 0.0
         self._last = time.perf_counter()
-        self._shown_at = -np.inf
+        self._said: dict[str, float] = {}
         self._on_screen: Status | None = None
+        self._shown_at = -np.inf
         nothing: Image = np.zeros((1, 1, 3), np.uint8)
-        self._status = Status(nothing, 0 if clicks is None else clicks.first_episode)
+        self.status = Status(nothing, 0 if clicks is None else clicks.first_episode)
         if clicks is not None:
-            self._status.labels = clicks.counts
+            self.status.labels = clicks.counts
         if model is not None:
             model.frozen = self._repeats
             model.reset()
-            self._status.false_positives = promised_rate(model)
+            self.status.false_positives = promised_rate(model)
             _ = model.classifier.backends, model.classifier.guard  # loaded before an image waits
 
     def press(self, key: str) -> None:
         """Do what a key says; others do nothing."""
-        status, clicks = self._status, self._clicks
+        status, clicks = self.status, self._clicks
         if key == "n":
             status.episode, status.number, status.claimed = status.episode + 1, 0, False
             if self._model is not None:
                 self._model.reset()
-            self.say(f"episode {status.episode}")
-        elif key in ("s", "f", "u") and clicks is None:
-            self.say("there is no folder for labels")
-        elif key == "u" and clicks is not None:
-            self.say(f"{clicks.undo()}; {_in_words(clicks)}")
-        elif key in ("s", "f") and clicks is not None:
-            if (shown := self._on_screen) is None:
-                self.say("there is no image to label yet")
-                return
-            done = clicks.add(shown.image, key == "s", shown.episode, shown.number)
-            self.say(f"{done}; {_in_words(clicks)}")
-        if clicks is not None:
+            self._say(f"episode {status.episode}")
+        elif key in ("s", "f", "u") and clicks is not None:
+            shown, done = self._on_screen, "there is no image to label yet"
+            if key == "u":
+                done = clicks.undo()
+            elif shown is not None:
+                done = clicks.add(shown.image, key == "s", shown.episode, shown.number)
             status.labels = clicks.counts
+            self._say(f"{done}; {status.labels[0]} + {status.labels[1]} in {clicks.folder}")
         self._shown_at = -np.inf
 
     def wait(self) -> None:
         """Note that no image came for a while."""
         silent = time.perf_counter() - self._last
         if silent >= STALL_SECONDS:
-            self.say(f"the camera stalls: no image for {silent:.1f} s", "stall")
-            self._status.probability, self._status.claimed = None, False
+            self._say(f"the camera stalls: no image for {silent:.1f} s", "stall")
+            self.status.probability, self.status.claimed = None, False
 
-    def take(self, arrival: Arrival) -> Claim | None:
-        """Score an image; return the claim that begins with it, if one does."""
-        status, before = self._status, self._status.claimed
-        self._rate(arrival.at)
+    def take(self, arrival: Arrival) -> bool:
+        """Score an image; return whether success is claimed from it on."""
+        status, before = self.status, self.status.claimed
+        self._last = arrival.at
         status.images, status.number = status.images + 1, status.number + 1
         if arrival.dropped > status.dropped:
-            dropped = arrival.dropped - status.dropped
-            self.say(
-                f"{dropped} images were dropped: the camera left them out, or gives more than are "
-                "scored in time", "drop",
+            self._say(
+                f"{arrival.dropped - status.dropped} images were dropped: the camera left them "
+                "out, or gives more than are scored in time", "drop",
             )  # fmt: skip
         status.dropped = arrival.dropped
-        status.probability = status.ood_score = None
-        status.claimed = False
+        status.probability, status.ood_score, status.claimed = None, None, False
         try:
-            image = self._checked(arrival)
-            scores = None if self._model is None else self._score(self._model, image, arrival.at)
+            self._look(arrival.image)
+            if self._model is not None:
+                self._score(self._model, arrival.at)
         except (InputError, ConfigError, OutputError) as error:
+            if not status.scored and error is not arrival.image:
+                raise
             if self._model is not None:
                 self._model.detector.reset()
-                if not status.scored and not isinstance(arrival.image, InputError):
-                    raise
             status.unscored += 1
-            self.say(f"an image cannot be scored: {error}", "unscored")
-            return None
-        if scores is None:
-            return None
-        status.probability, status.claimed = float(scores.probability[0]), bool(scores.claimed[0])
-        if scores.ood_score is not None:
-            status.ood_score = float(scores.ood_score[0])
-            status.out_of_distribution += status.ood_score > 1.0
-        self._time(time.perf_counter() - arrival.at)
-        if not status.claimed or before:
-            return None
-        status.claims += 1
-        return Claim(time.time() - (time.perf_counter() - arrival.at), status.probability)
+            self._say(f"an image cannot be scored: {error}", "unscored")
+        begins = status.claimed and not before
+        status.claims += begins
+        return begins
 
-    def due(self) -> bool:
-        """Return whether to show the status now."""
+    def to_show(self) -> Status | None:
+        """Return the status if it is time to show it; labels are of its image from now on."""
         now = time.perf_counter()
-        return now - self._shown_at >= 1 / SHOWN_HZ and self._status.images > 0
-
-    def shown(self) -> Status:
-        """Return what to show; labels are of its image from now on."""
-        self._shown_at = time.perf_counter()
-        self._on_screen = self.summary()
+        if now - self._shown_at < 1 / SHOWN_HZ or not self.status.images:
+            return None
+        self._shown_at, self._on_screen = now, self.summary()
         return self._on_screen
 
     def summary(self) -> Status:
         """Return a copy of the status with its figures up to date."""
-        status = self._status
-        known = self._latencies[: min(status.scored, LATENCIES)]
+        known = self._latencies[: min(self.status.scored, LATENCIES)]
         p50, p99 = 1000 * np.percentile(known, (50, 99)) if len(known) else (0.0, 0.0)
-        recent = time.perf_counter() - self.say.at < NOTE_SECONDS
-        return replace(
-            status,
-            p50=float(p50),
-            p99=float(p99),
-            hz=1 / self._interval if self._interval else 0.0,
-            repeated=self._repeats.repeated,
-            note=self.say.last if recent else "",
-        )
+        repeated = self._repeats.repeated
+        return replace(self.status, p50=float(p50), p99=float(p99), repeated=repeated)
 
-    def _checked(self, arrival: Arrival) -> Image:
-        """Return the image in colour, and say what is strange about it.
+    def _say(self, text: str, kind: str = "") -> None:
+        """Say a sentence, unless one of its kind was said in the last ``QUIET_SECONDS``."""
+        now = time.perf_counter()
+        if not kind or now - self._said.get(kind, -np.inf) >= QUIET_SECONDS:
+            self._said[kind], self.status.note = now, text
+            self._print(text)
+
+    def _look(self, given: object) -> None:
+        """Take an image in colour into the status, and say what is strange about it.
 
         InputError if it is none.
         """
-        status, given = self._status, arrival.image
         if isinstance(given, InputError):
             raise given
-        image = as_image(given, "the camera")
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-            raise InputError(
-                f"the camera gave {image.dtype} of shape {image.shape}. Expected (height, width, "
-                "3) uint8 RGB; look at its settings."
-            )
-        height, width = image.shape[:2]
-        if height * width > MAX_PIXELS:
-            raise InputError(
-                f"the camera gave {height} x {width} pixels. Expected at most {MAX_PIXELS} in all; "
-                "choose a smaller size in its settings."
-            )
-        old = status.image.shape[:2]
-        if old != (height, width) and status.images > 1:
-            self.say(
-                f"the camera's images changed from {old[0]} x {old[1]} to {height} x {width} "
-                "(height x width)", "size",
-            )  # fmt: skip
-        status.image = image
-        some = image[:: max(1, height // 32), :: max(1, width // 32)]
-        if int(some.max()) - int(some.min()) <= FLAT:
-            self.say("the image shows one colour only: look at the lens, light and cable", "flat")
-        elif (some[..., 0] == some[..., 1]).all() and (some[..., 1] == some[..., 2]).all():
-            self.say("the camera gives grey images; a classifier may need colours", "grey")
-        return image
+        image = as_batch(as_image(given, "the camera"))[0]
+        old, new = (" x ".join(map(str, one.shape[:2])) for one in (self.status.image, image))
+        if old != new and self.status.images > 1:
+            self._say(f"the camera's images changed from {old} to {new} (height x width)", "size")
+        self.status.image = image
+        some = image[:: max(1, len(image) // 32), :: max(1, image.shape[1] // 32)]
+        if int(some.max()) - int(some.min()) <= 3:
+            self._say("the image shows one colour only: look at the lens, light and cable", "flat")
+        elif (some == some[..., :1]).all():
+            self._say("the camera gives grey images; a classifier may need colours", "grey")
 
-    def _score(self, model: RewardModel, image: Image, at: float) -> Scores:
-        scores = model.score(image[None], states=np.array([[at]]))
-        if self._repeats.shown_for >= self._repeats.seconds:
-            what = (
-                "it is frozen, and its claims do not count"
-                if self._repeats.noisy
-                else "nothing moves, or it is frozen"
-            )
-            seconds = self._repeats.shown_for
-            self.say(f"the camera has shown the same image for {seconds:.1f} s: {what}", "frozen")
-        return scores
-
-    def _rate(self, at: float) -> None:
-        """Note when an image came."""
-        if self._status.images:
-            share = 1 / min(self._status.images, 32)
-            self._interval += share * (at - self._last - self._interval)
-        self._last = at
-
-    def _time(self, seconds: float) -> None:
-        """Note how long an image waited for its claim."""
-        status = self._status
+    def _score(self, model: RewardModel, at: float) -> None:
+        """Score the image of the status, which came at that time."""
+        status, repeats = self.status, self._repeats
+        scores = model.score(status.image[None], states=np.array([[at]]))
+        status.probability, status.claimed = float(scores.probability[0]), bool(scores.claimed[0])
+        if scores.ood_score is not None:
+            status.ood_score = float(scores.ood_score[0])
+            status.out_of_distribution += status.is_odd
+        seconds = time.perf_counter() - at
         self._latencies[status.scored % LATENCIES] = seconds
         status.scored += 1
         status.missed += seconds > self._deadline
-
-
-def _in_words(clicks: Clicks) -> str:
-    successes, failures = clicks.counts
-    return f"{successes} successes, {failures} failures in {clicks.folder}"
+        if repeats.shown_for >= repeats.seconds:
+            frozen = "it is frozen, and its claims do not count"
+            why = frozen if repeats.noisy else "nothing moves, or it is frozen"
+            self._say(f"the same image for {repeats.shown_for:.1f} s: {why}", "frozen")
 
 
 def promised_rate(model: RewardModel) -> str:
