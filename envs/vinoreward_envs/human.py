@@ -24,16 +24,11 @@ def has_display() -> bool:
 
 
 def open_display(what: str, extra: str, instead: str) -> Any:
-    """Return pygame with its display open.
-
-    Args:
-        what: what needs it, for errors.
-        extra: that installs pygame.
-        instead: what to use where there is no display.
+    """Return pygame with its display open, which ``what`` needs.
 
     Raises:
-        MissingDisplayError: there is no display.
-        MissingExtraError: pygame is not installed.
+        MissingDisplayError: there is no display; says what to use ``instead``.
+        MissingExtraError: pygame is not installed; says which ``extra`` has it.
     """
     with needed_for(what, extra):
         import pygame
@@ -57,10 +52,7 @@ class _Enlarged(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def in_a_window(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Show each image of an environment whose render mode is ``"rgb_array"`` in a window.
-
-    Raises as :func:`open_display`.
-    """
+    """Show images of an environment that renders ``"rgb_array"``; raises as `open_display`."""
     instead = 'render_mode="rgb_array", or "vinoreward play", which writes a GIF'
     open_display('render_mode="human"', "panda", instead)
     return HumanRendering(_Enlarged(env))

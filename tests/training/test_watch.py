@@ -25,13 +25,14 @@ from tiny_network import brightness_bundle
 
 from vinoreward import RewardModel, RewardOptions
 from vinoreward.errors import ConfigError, DatasetError, InputError, RunFolderError
-from vinoreward.rewards.frozen import FROZEN, MOVES, RepeatCheck
+from vinoreward.rewards.frozen import FROZEN
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.data.dataset_files import read_metadata
 from vinoreward_training.watch.cameras import open_camera
 from vinoreward_training.watch.claims import ClaimCommand
 from vinoreward_training.watch.clicks import Clicks
+from vinoreward_training.watch.repeats import RepeatCheck
 from vinoreward_training.watch.session import Status, watch
 
 SHIPPED = "panda-hover-classifier"
@@ -190,7 +191,7 @@ def test_what_is_no_image_is_said_and_passed_over(tmp_path: Path, model: RewardM
 
 def test_a_camera_with_noise_that_repeats_an_image_is_frozen(model: RewardModel) -> None:
     said: list[str] = []
-    bright = noisy(MOVES + 2, 230)
+    bright = noisy(60, 230)
     still = [bright[-1]] * 130
     status = watch(fake_camera([*bright, *still], hz=100, live=False), model, say=said.append)
     assert status.repeated == 130
@@ -201,15 +202,18 @@ def test_a_camera_with_noise_that_repeats_an_image_is_frozen(model: RewardModel)
 def test_images_without_noise_may_stand_still() -> None:
     claims, mask = np.ones(1, np.bool_), np.ones(1, np.bool_)
     check, image = RepeatCheck(), np.zeros((6, 8, 3), np.uint8)
-    for step in range(2 * MOVES):
+
+    def score(shown: Any, second: float) -> float:
+        return float(check.ood_score(mask, shown[None], np.full((1, 1), second), claims)[0])
+
+    for step in range(100):
         image[step % 6, step % 8] += 1
-        assert check.ood_score(mask, image[None], np.full((1, 1), step), claims) == 0
-    for step in range(5):
-        assert check.ood_score(mask, image[None], np.full((1, 1), 300.0 + step), claims) == 0
-    assert check.repeated == 5 and check.shown_for > 1 and not check.noisy
-    for step, one in enumerate([*noisy(MOVES + 1), noisy(1)[0]]):
-        check.ood_score(mask, one[None], np.full((1, 1), 400 + step), claims)
-    assert check.ood_score(mask, one[None], np.full((1, 1), 2e3), claims) == FROZEN
+        assert score(image, step / 30) == 0
+    assert [score(image, 100.0 + step) for step in range(5)] == [0.0] * 5
+    assert check.repeated == 5 and check.shown_for > 1
+    for step, one in enumerate(noisy(60)):
+        score(one, 200.0 + step / 30)
+    assert score(one, 202.5) == 0 and score(one, 203.5) == FROZEN
 
 
 def test_keys_label_the_image_that_is_shown(tmp_path: Path, model: RewardModel) -> None:
@@ -266,21 +270,17 @@ def test_labels_do_not_go_into_another_dataset(tmp_path: Path) -> None:
         Clicks(tmp_path / "mine", "here")
 
 
-def test_a_command_runs_for_each_claim_one_at_a_time(tmp_path: Path, model: RewardModel) -> None:
+def test_a_command_runs_for_each_claim_one_at_a_time(tmp_path: Path) -> None:
     seen, said = tmp_path / "seen", list[str]()
-    code = (
-        "import os; print(os.environ['VINOREWARD_TIME'], os.environ['VINOREWARD_PROBABILITY'], "
-        f"file=open({str(seen)!r}, 'a')); import time; time.sleep(0.5); raise SystemExit(3)"
-    )
-    run = ClaimCommand(f'{sys.executable} -c "{code}"', said.append)
-    levels = [230, 20, 230, 20, *[20] * 100, 240]  # the second comes while the command runs
-    watch(fake_camera(grey_levels(*levels), live=False), model, on_claim=run, say=said.append)
+    line = f"echo $VINOREWARD_TIME $VINOREWARD_PROBABILITY >> {seen}; sleep 0.5; exit 3"
+    run = ClaimCommand(f"sh -c '{line}'", said.append)
+    run(1.25, 0.75)
+    run(2.25, 0.8)  # while the command runs
     run.close()
-    rows = [list(map(float, line.split())) for line in seen.read_text().splitlines()]
-    assert len(rows) == 2 and all(abs(row[0] - time.time()) < 60 for row in rows)
-    assert rows[0][1] < rows[1][1] <= 1
-    assert "1 claims came while" in said[-1]
-    assert any("ended with the status 3" in one for one in said)
+    run(3.25, 0.875)
+    run.close()
+    assert seen.read_text().split() == ["1.250", "0.75", "3.250", "0.875"]
+    assert said == ["sh ended with the status 3"] * 2
 
 
 def test_a_command_that_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:

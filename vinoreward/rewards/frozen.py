@@ -25,8 +25,6 @@ FROZEN = 100.0
 """OOD score of an old image that is shown again, bit for bit."""
 ROWS = 24
 """About as many rows of an image are compared."""
-NOISE = 0.5
-"""Share of the pixels that change from image to image where a camera has noise, at least."""
 _REMEMBERED = 1024
 
 
@@ -176,49 +174,3 @@ class FrozenCheck:
         if before // MOVES < self._added // MOVES:
             known = self._changes[: self._added]
             self._limit = float(np.quantile(known, SHARE))
-
-
-class RepeatCheck:
-    """Finds one camera that shows its last image again and again, where no state is known.
-
-    A camera's noise changes most pixels of each image. One whose images did so, ``MOVES`` of them,
-    is frozen when it has shown the same image, bit for bit, for ``seconds``. Images without noise,
-    as of simulators and compressed videos, are the same wherever nothing moves: of these nothing is
-    said. Takes the place of a :class:`FrozenCheck`; the state is the time.
-    """
-
-    def __init__(self, seconds: float = 1.0) -> None:
-        self.seconds = seconds
-        self.repeated = 0
-        """Images that were the same as the one before."""
-        self.shown_for = 0.0
-        """Seconds for which the last image has been shown."""
-        self.noisy = False
-        """Whether the camera is known to have noise."""
-        self._image = np.zeros((0, 0, 0), np.uint8)
-        self._changes = self._since = self._noise = 0.0
-
-    def begin(self, mask: Mask) -> None:
-        """Do nothing: a frozen camera stays so when an episode begins."""
-
-    def ood_score(
-        self, mask: Mask, images: Images, states: Floats, claims: Mask
-    ) -> NDArray[np.float32]:
-        """Return how stale the image is, ``(1,)``: ``FROZEN`` if its camera is, else 0.
-
-        ``images`` are ``(1, H, W, 3)``, ``states`` ``(1, 1)`` the seconds when it came.
-        """
-        image, now = images[0], float(states[0, 0])
-        if image.shape == self._image.shape and np.array_equal(image, self._image):
-            self.repeated += 1
-            self.shown_for = now - self._since
-            frozen = self.noisy and self.shown_for >= self.seconds
-            return np.full(1, FROZEN if frozen else 0.0, np.float32)
-        if image.shape == self._image.shape:
-            every = slice(None, None, max(1, len(image) // ROWS))
-            changed = float((image[every] != self._image[every]).any(axis=-1).mean())
-            self._changes = min(self._changes + 1, MOVES)
-            self._noise += (changed - self._noise) / self._changes
-            self.noisy = self._changes == MOVES and self._noise >= NOISE
-        self._image, self._since, self.shown_for = image.copy(), now, 0.0
-        return np.zeros(1, np.float32)

@@ -22,7 +22,7 @@ from vinoreward.rewards.decision import (
     SuccessDetector,
     withhold,
 )
-from vinoreward.rewards.frozen import FrozenCheck, RepeatCheck
+from vinoreward.rewards.frozen import FrozenCheck
 
 
 class RewardModel:
@@ -79,7 +79,7 @@ class RewardModel:
         self.num_envs = num_envs
         self.needs_first_images = options.reward_mode == "potential"
         """Whether :meth:`reset` scores the first images of episodes."""
-        self.frozen: FrozenCheck | RepeatCheck | None = None
+        self.frozen: FrozenCheck | None = None
         """Finds images that are older than the environment's state; None: nothing looks for it."""
         self._warned = False
         self.use(Arrays())
@@ -140,8 +140,7 @@ class RewardModel:
         Args:
             images: ``(n, H, W, 3)`` uint8, of the environments where ``mask`` is True, in order;
                 on a device ``(num_envs, H, W, 3)``.
-            env_rewards: ``(num_envs,)`` the environment's own, None: zeros; ``terminated``
-                likewise, None: nowhere.
+            env_rewards: ``(num_envs,)`` the environment's own; ``terminated`` likewise; or None.
             mask: ``(num_envs,)`` bool, the environments that made a transition; None: all.
             observations: one per environment, for the success filter.
             states: ``(num_envs, D)`` the numbers of all observations, for the frozen-camera check.
@@ -153,7 +152,7 @@ class RewardModel:
         """
         mask = self._all_envs if mask is None else mask
         env_rewards = self._zeros if env_rewards is None else env_rewards
-        terminated = ~self._all_envs if terminated is None else terminated
+        terminated = self._zeros if terminated is None else terminated
         probability, log_odds, ood_score = self._predict(images, mask)
         age = None
         if self.frozen is not None and states is not None:

@@ -19,9 +19,6 @@ from vinoreward_training.data.videos import count, decoded, find_videos
 
 HZ = 30.0
 """Images per second of a folder, and of a camera that does not tell its rate."""
-MOST_HZ = 1000.0
-OPEN_SECONDS = 5
-"""After which a stream that does not answer is given up."""
 
 Image = npt.NDArray[np.uint8]
 Images = Generator[npt.NDArray[Any] | InputError, None, None]
@@ -32,8 +29,8 @@ class Camera:
     """A source of images; any generator will do."""
 
     images: Images
-    """Waits for each image and yields it, ``(H, W, 3)`` uint8 RGB or grey ``(H, W)``, or what is
-    wrong with it. Runs in a thread of its own, and is closed at the end."""
+    """Waits for each image and yields it, a new array ``(H, W, 3)`` uint8 RGB or grey ``(H, W)``,
+    or what is wrong with it. Runs in a thread of its own, and is closed at the end."""
     hz: float = HZ
     """Images per second."""
     live: bool = True
@@ -82,7 +79,7 @@ def _device(name: str) -> Camera:
         remedy = "look at its cable and number (ls /dev/video*), and close what else shows it"
     else:
         waits = (cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, cv2.CAP_PROP_READ_TIMEOUT_MSEC)
-        limits = [number for wait in waits for number in (wait, 1000 * OPEN_SECONDS)]
+        limits = [number for wait in waits for number in (wait, 5000)]
         capture = cv2.VideoCapture(name, cv2.CAP_FFMPEG, limits)
         remedy = "try the address in a player of videos"
     if not capture.isOpened():
@@ -100,7 +97,7 @@ def _device(name: str) -> Camera:
         finally:
             capture.release()
 
-    return Camera(images(), rate if 0 < rate <= MOST_HZ else HZ)
+    return Camera(images(), rate if 0 < rate <= 1000 else HZ)
 
 
 def _folder(folder: Path, hz: float | None) -> Camera:

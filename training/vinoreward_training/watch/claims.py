@@ -27,7 +27,7 @@ class ClaimCommand:
     """
 
     def __init__(self, words: str, say: Callable[[str], object]) -> None:
-        self._say, self._left_out = say, 0
+        self._say = say
         self._process: subprocess.Popen[bytes] | None = None
         self._words: list[str] = []
         with contextlib.suppress(ValueError):  # a quote that does not end
@@ -39,10 +39,10 @@ class ClaimCommand:
 
     def __call__(self, time: float, probability: float) -> None:
         """Start the program with these as environment variables, unless it still runs."""
-        if self._process is not None and self._process.poll() is None:
-            self._left_out += 1
-            return
-        self._tell()
+        if self._process is not None:
+            if (status := self._process.poll()) is None:
+                return
+            self._tell(status)
         values = {"VINOREWARD_TIME": f"{time:.3f}", "VINOREWARD_PROBABILITY": f"{probability:.6g}"}
         self._process = subprocess.Popen(
             self._words,
@@ -57,12 +57,10 @@ class ClaimCommand:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(WAIT_SECONDS)
             self._process.terminate()  # nothing, if it has ended
-            self._process.wait()
-            self._tell()
-        if self._left_out:
-            self._say(f"{self._left_out} claims came while {self._words[0]} still ran: left out")
+            self._tell(self._process.wait())
+            self._process = None
 
-    def _tell(self) -> None:
-        """Say if the last run failed, or had to be ended."""
-        if self._process is not None and self._process.returncode:
-            self._say(f"{self._words[0]} ended with the status {self._process.returncode}")
+    def _tell(self, status: int) -> None:
+        """Say if a run failed, or had to be ended."""
+        if status:
+            self._say(f"{self._words[0]} ended with the status {status}")

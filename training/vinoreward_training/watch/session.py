@@ -10,11 +10,11 @@ import numpy as np
 
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.images import as_batch, as_image
-from vinoreward.rewards.frozen import RepeatCheck
 from vinoreward.rewards.reward_model import RewardModel
 from vinoreward_training.watch.cameras import Camera, Image
 from vinoreward_training.watch.clicks import Clicks
 from vinoreward_training.watch.feed import Arrival, Feed
+from vinoreward_training.watch.repeats import SECONDS, RepeatCheck
 
 LATENCIES = 4096
 """Of the last images, from which the percentiles are."""
@@ -22,8 +22,6 @@ SHOWN_HZ = 15.0
 """Images shown per second, at most: to draw takes time from scoring."""
 STALL_SECONDS = 1.0
 """Without an image, after which the camera is said to stall."""
-QUIET_SECONDS = 10.0
-"""For which a sentence of one kind is not said again."""
 OnClaim = Callable[[float, float], object]
 """Takes of a success that is claimed when its first image came, in seconds since 1970 (UTC), and
 the probability."""
@@ -48,7 +46,6 @@ class Status:
     images: int = 0
     scored: int = 0
     unscored: int = 0
-    """Images that could not be scored."""
     claims: int = 0
     """Successes claimed: runs of images, not images."""
     out_of_distribution: int = 0
@@ -64,7 +61,6 @@ class Status:
     labels: tuple[int, int] = (0, 0)
     """Successes and failures in the dataset."""
     note: str = ""
-    """The last sentence."""
 
     @property
     def is_odd(self) -> bool:
@@ -111,9 +107,8 @@ def watch(
         say: called with each sentence.
 
     Raises:
-        InputError, ConfigError: the first image cannot be scored.
-        DatasetError: a video that is damaged.
-        RunFolderError: a label cannot be written.
+        VinorewardError: the first image cannot be scored, a video is damaged, or a label cannot be
+            written.
     """
     session = _Session(model, 1 / (hz or camera.hz), clicks, say)
     try:
@@ -183,8 +178,7 @@ class _Session:
 
     def wait(self) -> None:
         """Note that no image came for a while."""
-        silent = time.perf_counter() - self._last
-        if silent >= STALL_SECONDS:
+        if (silent := time.perf_counter() - self._last) >= STALL_SECONDS:
             self._say(f"the camera stalls: no image for {silent:.1f} s", "stall")
             self.status.probability, self.status.claimed = None, False
 
@@ -231,9 +225,9 @@ class _Session:
         return replace(self.status, p50=float(p50), p99=float(p99), repeated=repeated)
 
     def _say(self, text: str, kind: str = "") -> None:
-        """Say a sentence, unless one of its kind was said in the last ``QUIET_SECONDS``."""
+        """Say a sentence, unless one of its kind was said in the last ten seconds."""
         now = time.perf_counter()
-        if not kind or now - self._said.get(kind, -np.inf) >= QUIET_SECONDS:
+        if not kind or now - self._said.get(kind, -np.inf) >= 10:
             self._said[kind], self.status.note = now, text
             self._print(text)
 
@@ -267,9 +261,9 @@ class _Session:
         self._latencies[status.scored % LATENCIES] = seconds
         status.scored += 1
         status.missed += seconds > self._deadline
-        if repeats.shown_for >= repeats.seconds:
+        if repeats.shown_for >= SECONDS:
             frozen = "it is frozen, and its claims do not count"
-            why = frozen if repeats.noisy else "nothing moves, or it is frozen"
+            why = frozen if repeats.frozen else "nothing moves, or it is frozen"
             self._say(f"the same image for {repeats.shown_for:.1f} s: {why}", "frozen")
 
 
