@@ -117,7 +117,7 @@ def watch(
                 for key in pressed:
                     session.press(key)
                 if (arrival := feed.take(0.1)) is None:
-                    session.wait()
+                    session.wait(camera.live)
                 elif session.take(arrival) and on_claim is not None:
                     waited = time.perf_counter() - arrival.at
                     on_claim(time.time() - waited, session.status.probability or 0.0)
@@ -145,7 +145,7 @@ class _Session:
         self._repeats = RepeatCheck()
         self._latencies = np.zeros(LATENCIES)
         self._last = time.perf_counter()
-        self._said: dict[str, float] = {}
+        self._said: dict[str, float] = {"": -np.inf}
         self._on_screen: Status | None = None
         self._shown_at = -np.inf
         nothing: Image = np.zeros((1, 1, 3), np.uint8)
@@ -176,9 +176,9 @@ class _Session:
             self._say(f"{done}; {status.labels[0]} + {status.labels[1]} in {clicks.folder}")
         self._shown_at = -np.inf
 
-    def wait(self) -> None:
-        """Note that no image came for a while."""
-        if (silent := time.perf_counter() - self._last) >= STALL_SECONDS:
+    def wait(self, live: bool) -> None:
+        """Note that no image came for a while; a file may take its time."""
+        if (silent := time.perf_counter() - self._last) >= STALL_SECONDS and live:
             self._say(f"the camera stalls: no image for {silent:.1f} s", "stall")
             self.status.probability, self.status.claimed = None, False
 
@@ -221,14 +221,16 @@ class _Session:
         """Return a copy of the status with its figures up to date."""
         known = self._latencies[: min(self.status.scored, LATENCIES)]
         p50, p99 = 1000 * np.percentile(known, (50, 99)) if len(known) else (0.0, 0.0)
+        note = self.status.note if time.perf_counter() - self._said[""] < 5 else ""
         repeated = self._repeats.repeated
-        return replace(self.status, p50=float(p50), p99=float(p99), repeated=repeated)
+        return replace(self.status, p50=float(p50), p99=float(p99), repeated=repeated, note=note)
 
     def _say(self, text: str, kind: str = "") -> None:
         """Say a sentence, unless one of its kind was said in the last ten seconds."""
         now = time.perf_counter()
         if not kind or now - self._said.get(kind, -np.inf) >= 10:
-            self._said[kind], self.status.note = now, text
+            self._said |= {kind: now, "": now}
+            self.status.note = text
             self._print(text)
 
     def _look(self, given: object) -> None:
@@ -254,9 +256,9 @@ class _Session:
         status, repeats = self.status, self._repeats
         scores = model.score(status.image[None], states=np.array([[at]]))
         status.probability, status.claimed = float(scores.probability[0]), bool(scores.claimed[0])
-        if scores.ood_score is not None:
-            status.ood_score = float(scores.ood_score[0])
-            status.out_of_distribution += status.is_odd
+        if model.classifier.guard is not None or self._repeats.frozen:
+            status.ood_score = None if scores.ood_score is None else float(scores.ood_score[0])
+        status.out_of_distribution += status.is_odd
         seconds = time.perf_counter() - at
         self._latencies[status.scored % LATENCIES] = seconds
         status.scored += 1
@@ -268,9 +270,9 @@ class _Session:
 
 
 def promised_rate(model: RewardModel) -> str:
-    """Return what a bundle says of its false positives, in words."""
+    """Return what a bundle says of its false positives, in words, and whether it has a detector."""
     decision = model.classifier.bundle.spec.decision
     bound = decision.chosen_for.get("fpr_upper")
-    if not isinstance(bound, float) or model.classifier.threshold != decision.threshold:
-        return "false positives unknown: not calibrated"
-    return f"false positives <= {bound:.2%} of images"
+    known = isinstance(bound, float) and model.classifier.threshold == decision.threshold
+    rate = f"<= {bound:.2%} of images" if known else "unknown: not calibrated"
+    return f"false positives {rate}" + "; no OOD detector" * (model.classifier.guard is None)
