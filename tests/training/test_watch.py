@@ -112,14 +112,11 @@ def test_a_damaged_video_is_an_error(tmp_path: Path, model: RewardModel) -> None
         ("x" * 5000, "a video or folder of images that is there"),
     ],
 )
-def test_a_camera_that_is_not_there(name: str, expected: str) -> None:
+def test_a_camera_that_is_not_there(name: str, expected: str, tmp_path: Path) -> None:
     pytest.importorskip("cv2")
     with pytest.raises(ConfigError, match=expected) as caught:
         open_camera(name)
     assert "secret" not in str(caught.value)
-
-
-def test_a_folder_without_images(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="holds no images"):
         open_camera(str(tmp_path))
 

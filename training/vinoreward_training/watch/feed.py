@@ -96,8 +96,7 @@ class Feed:
         period = 1 / self._camera.hz
         due = self._last + period
         self._changed.wait_for(lambda: self._arrival is None or self._closed)
-        while (left := due - time.perf_counter()) > 0 and not self._closed:
-            self._changed.wait(left)
+        self._changed.wait_for(lambda: self._closed, max(0.0, due - time.perf_counter()))
         now = time.perf_counter()
         self._last = due if now - due < period else now  # what is a little late delays no other
         self._arrival = Arrival(image, now, 0)

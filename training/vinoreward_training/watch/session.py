@@ -22,9 +22,6 @@ SHOWN_HZ = 15.0
 """Images shown per second, at most: to draw takes time from scoring."""
 STALL_SECONDS = 1.0
 """Without an image, after which the camera is said to stall."""
-OnClaim = Callable[[float, float], object]
-"""Takes of a success that is claimed when its first image came, in seconds since 1970 (UTC), and
-the probability."""
 
 
 @dataclass
@@ -85,7 +82,7 @@ def watch(
     hz: float | None = None,
     clicks: Clicks | None = None,
     keys: Callable[[], str] = str,
-    on_claim: OnClaim | None = None,
+    on_claim: Callable[[float, float], object] | None = None,
     show: Callable[[Status], object] = str,
     say: Callable[[str], object] = print,
 ) -> Status:
@@ -102,7 +99,8 @@ def watch(
         keys: returns the keys pressed since it was last called: ``s`` and ``f`` label the image
             that was shown last, ``u`` takes the last label back, ``n`` begins an episode, ``q``
             ends.
-        on_claim: called with each claimed success; the next image waits for it.
+        on_claim: called where a claim begins, with the time of its image in seconds since 1970
+            (UTC) and the probability; the next image waits for it.
         show: called with the status, ``SHOWN_HZ`` times a second at most.
         say: called with each sentence.
 
