@@ -29,7 +29,7 @@ from vinoreward.rewards.frozen import FROZEN
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset import load_dataset
 from vinoreward_training.data.dataset_files import read_metadata
-from vinoreward_training.watch.cameras import open_camera
+from vinoreward_training.watch.cameras import Camera, open_camera
 from vinoreward_training.watch.claims import ClaimCommand
 from vinoreward_training.watch.clicks import Clicks
 from vinoreward_training.watch.repeats import RepeatCheck
@@ -139,6 +139,18 @@ def test_a_live_camera_that_is_too_fast_shows_the_newest_image(model: RewardMode
     assert status.images < 100 and status.images + status.dropped >= 99
     assert status.missed > 0  # an image that waited for the one before
     assert status.image[3, 3, 0] == 139
+
+
+def test_images_that_come_late_all_at_once_are_dropped_once(model: RewardModel) -> None:
+    def images() -> Iterator[Any]:
+        for first in range(40, 45):
+            time.sleep(0.2)
+            yield from grey_levels(*range(first, first + 20))
+
+    begun = time.perf_counter()
+    status = watch(Camera(images(), hz=100), model)
+    due = 100 * (time.perf_counter() - begun)
+    assert status.images < 100 <= status.images + status.dropped <= 1.1 * due + 10
 
 
 def test_a_camera_that_changes_its_size(tmp_path: Path, model: RewardModel) -> None:

@@ -35,7 +35,7 @@ class Feed:
         self._arrival: Arrival | None = None
         self._end: Exception | None = None
         self._closed = False
-        self._dropped = 0
+        self._missing = self._untaken = 0
         self._last = 0.0  # when the last image came, or was due
         self._thread = threading.Thread(target=self._run, name="vinoreward-camera", daemon=True)
 
@@ -86,10 +86,13 @@ class Feed:
         if self._last:
             interval = now - self._last
             if interval > LATE * self._usual:
-                self._dropped += round(interval / self._usual) - 1
-            self._usual += (min(interval, 2 * self._usual) - self._usual) / INTERVALS
-        self._dropped += self._arrival is not None
-        self._last, self._arrival = now, Arrival(image, now, self._dropped)
+                self._missing += round(interval / self._usual) - 1
+            elif interval < self._usual / 2:
+                self._missing = max(0, self._missing - 1)  # it was late only
+            usual = self._usual + (min(interval, 2 * self._usual) - self._usual) / INTERVALS
+            self._usual = max(usual, 1 / self._camera.hz)
+        self._untaken += self._arrival is not None
+        self._last, self._arrival = now, Arrival(image, now, self._missing + self._untaken)
 
     def _publish_due(self, image: npt.NDArray[Any] | InputError) -> None:
         """Wait until the last image was taken, and it is time for the next."""
