@@ -3,9 +3,10 @@ from .bundles.bundle import Bundle
 from .encoders import Encoder
 from .rewards.alarms import PrecisionBound, RateAlarm, TrustMonitor
 from .rewards.classifier import Classifier
-from .rewards.decision import SuccessDetector
+from .rewards.decision import RewardOptions, SuccessDetector
 from .rewards.interventions import Axis, Intervention, SearchSpace
 from .rewards.judge import Judge
+from .rewards.reward_model import RewardModel
 from .wrappers.encoded import EncodedObservation
 from .wrappers.env_adapter import ImageInInfo
 from .wrappers.learned_reward import LearnedReward
@@ -28,6 +29,8 @@ __all__ = [
     "LearnedReward",
     "PrecisionBound",
     "RateAlarm",
+    "RewardModel",
+    "RewardOptions",
     "SearchSpace",
     "SuccessDetector",
     "TrueSuccess",

@@ -193,7 +193,7 @@ def prepare(images: NDArray[Any], spec: ImageSpec) -> NDArray[np.uint8]:
         InputError: not uint8, or not three channels in the last axis.
         ImageMismatchError: a size that the spec's crop and resize do not allow.
     """
-    batch = _as_batch(images)
+    batch = as_batch(images)
     if spec.crop is not None:
         top, left, height, width = spec.crop
         if batch.shape[1] < top + height or batch.shape[2] < left + width:
@@ -229,8 +229,8 @@ def prepare(images: NDArray[Any], spec: ImageSpec) -> NDArray[np.uint8]:
     return resized
 
 
-def _as_batch(images: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return ``(N, h, w, 3)`` uint8 of one image, several, or stacks of one."""
+def as_batch(images: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return ``(N, h, w, 3)`` uint8 of one image, several, or stacks of one; else InputError."""
     if not isinstance(images, np.ndarray):
         raise InputError(
             f"the images are a {type(images).__name__}. Expected a numpy array of uint8, "

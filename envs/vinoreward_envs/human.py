@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +17,31 @@ _SMALLEST_SIDE = 480
 """Pixels of a window."""
 
 
+def has_display() -> bool:
+    """Return whether a window can be opened; elsewhere than on Linux assume so."""
+    shown = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return bool(shown) or not sys.platform.startswith("linux")
+
+
+def open_display(what: str, extra: str, instead: str) -> Any:
+    """Return pygame with its display open, which ``what`` needs.
+
+    Raises:
+        MissingDisplayError: there is no display; says what to use ``instead``.
+        MissingExtraError: pygame is not installed; says which ``extra`` has it.
+    """
+    with needed_for(what, extra):
+        import pygame
+    pygame.display.init()
+    if pygame.display.get_driver() == "offscreen":  # SDL's choice where it can open no window
+        pygame.display.quit()
+        raise MissingDisplayError(
+            "Found no display that opens a window (see DISPLAY or WAYLAND_DISPLAY); "
+            f"{what} needs one. Use {instead}."
+        )
+    return pygame
+
+
 class _Enlarged(gym.Wrapper[Any, Any, Any, Any]):
     """Renders a small image as a multiple of its size."""
 
@@ -25,20 +52,7 @@ class _Enlarged(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def in_a_window(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Show each image of an environment whose render mode is ``"rgb_array"`` in a window.
-
-    Raises:
-        MissingDisplayError: there is no display.
-        MissingExtraError: pygame is not installed.
-    """
-    with needed_for('render_mode="human"', "panda"):
-        import pygame
-    pygame.display.init()
-    if pygame.display.get_driver() == "offscreen":  # SDL's choice where it can open no window
-        pygame.display.quit()
-        raise MissingDisplayError(
-            "Found no display that opens a window (see DISPLAY or WAYLAND_DISPLAY); "
-            'render_mode="human" needs one. Use render_mode="rgb_array", or "vinoreward play", '
-            "which writes a GIF."
-        )
+    """Show images of an environment that renders ``"rgb_array"``; raises as `open_display`."""
+    instead = 'render_mode="rgb_array", or "vinoreward play", which writes a GIF'
+    open_display('render_mode="human"', "panda", instead)
     return HumanRendering(_Enlarged(env))

@@ -116,6 +116,19 @@ def test_the_drop_in_example_runs(
     names["env"].close()
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/camera.md"])
+def test_the_loop_beside_a_camera_runs(
+    page: str, project_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = "Bundle.load('panda-hover-classifier').golden.images"
+    camera = (
+        f"from vinoreward import Bundle\ncamera = [one for one in {images} for _ in range(3)]\n"
+    )
+    ran(camera + block(project_root / page, "for image in camera"))
+    rewards = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert len(rewards) >= 9 and set(rewards) == {0.0, 1.0}
+
+
 def test_the_documented_vector_environments_pay_what_the_classifier_sees(
     project_root: Path, your_robot: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

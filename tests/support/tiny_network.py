@@ -98,6 +98,7 @@ def brightness_bundle(path: Path, height: int, width: int) -> Bundle:
         mean=(0.0, 0.0, 0.0),
         std=(1.0, 1.0, 1.0),
         output="logits",
+        resize="pil_bilinear",
     )
 
 

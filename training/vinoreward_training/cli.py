@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, type[Any]]] = {
     "train-vae": (f"{_OWN}.encoder.train_vae", configs.TrainVaeConfig),
     "train": (f"{_OWN}.policy.train", configs.TrainConfig),
     "play": (f"{_OWN}.play.command", configs.PlayConfig),
+    "watch": (f"{_OWN}.watch.command", configs.WatchConfig),
     "profile": (f"{_OWN}.profile", configs.ProfileConfig),
     "doctor": (f"{_OWN}.doctor", configs.DoctorConfig),
     "demo": (f"{_OWN}.demo.command", configs.DemoConfig),

@@ -38,7 +38,7 @@ class RewardModel:
 
         model = RewardModel("panda-hover-classifier", RewardOptions(), num_envs=4)
         model.reset(np.ones(4, bool))
-        scores = model.score(images, np.zeros(4), np.zeros(4, bool))  # images (4, H, W, 3) uint8
+        scores = model.score(images)  # (4, H, W, 3) uint8
         scores.rewards, scores.claimed
 
     Args:
@@ -138,8 +138,8 @@ class RewardModel:
     def score(
         self,
         images: Array,
-        env_rewards: Array,
-        terminated: Array,
+        env_rewards: Array | None = None,
+        terminated: Array | None = None,
         mask: Array | None = None,
         *,
         observations: Sequence[Any] | None = None,
@@ -150,7 +150,7 @@ class RewardModel:
         Args:
             images: ``(n, H, W, 3)`` uint8, of the environments where ``mask`` is True, in order;
                 on a device ``(num_envs, H, W, 3)``.
-            env_rewards: ``(num_envs,)`` the environment's own; ``terminated`` likewise.
+            env_rewards: ``(num_envs,)`` the environment's own; ``terminated`` likewise; or None.
             mask: ``(num_envs,)`` bool, the environments that made a transition; None: all.
             observations: one per environment, for the success filter.
             states: ``(num_envs, D)`` the numbers of all observations, for the frozen-camera check.
@@ -161,6 +161,8 @@ class RewardModel:
             OutOfDistributionError: an image is out of distribution, with ``on_ood="raise"``.
         """
         mask = self._all_envs if mask is None else mask
+        env_rewards = self._zeros if env_rewards is None else env_rewards
+        terminated = self._zeros if terminated is None else terminated
         probability, log_odds, ood_score = self._predict(images, mask)
         age = None
         if self.frozen is not None and states is not None:

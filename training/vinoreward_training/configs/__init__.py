@@ -13,6 +13,7 @@ from vinoreward_training.configs.bundles import (
     MendConfig,
     ScoreConfig,
     TrainVaeConfig,
+    WatchConfig,
 )
 from vinoreward_training.configs.policies import (
     PlayConfig,
@@ -38,4 +39,5 @@ __all__ = [
     "ScoreConfig",
     "TrainConfig",
     "TrainVaeConfig",
+    "WatchConfig",
 ]

@@ -333,6 +333,37 @@ class ScoreConfig:
     """Replace the scores that are there."""
 
 
+@dataclass(frozen=True)
+class WatchConfig:
+    """Score a camera's images as they come, and label them by keys.
+
+    Shows image, probability, claim and OOD score, latency and what the camera does wrong, in a
+    window or in the terminal. Keys: s success, f failure, u undo, n new episode, q quit.
+
+    Examples:
+        vinoreward watch --camera 0
+        vinoreward watch --camera 0 --bundle runs/clicks --on-claim "python open_gripper.py"
+        vinoreward watch --camera rtsp://10.0.0.7/stream --bundle runs/clicks --hz 10 --no-window
+        vinoreward watch --camera pick.mp4 --bundle runs/clicks --out data/more
+    """
+
+    camera: str
+    """Number of a camera, rtsp://ADDRESS, a video file, or a folder of images."""
+    bundle: str | None = None
+    """A bundle's folder, the name of an installed one, or hf:OWNER/NAME on the Hugging Face Hub.
+    None: images are shown and labelled only."""
+    hz: Annotated[float, Gt(0), Le(1000)] | None = None
+    """Deadlines per second: an image is late when its claim takes longer. A video or folder gives
+    as many images. Default: the camera's or video's rate, of a folder 30."""
+    out: Path = Path("data/clicks")
+    """Dataset of the labels; a later session adds to it."""
+    on_claim: Annotated[str | None, RUNS_CODE] = None
+    """Program to run, without a shell, when success is claimed: one at a time, with the environment
+    variables VINOREWARD_TIME (seconds since 1970) and VINOREWARD_PROBABILITY."""
+    window: bool = True
+    """Open a window where there is a display."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AuditTask(Task):
     """The task of a classifier under audit, as its bundle records it, and who plays."""

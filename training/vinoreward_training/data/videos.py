@@ -13,7 +13,7 @@ import math
 import re
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
@@ -39,6 +39,7 @@ _MARKS = {"success": 1, "failure": 0}
 SLACK = 1.0
 """Seconds by which a video may differ from what its header says."""
 MAX_SECONDS = 24 * 3600
+MAX_FPS = 1000.0
 _ROUNDING = 0.0005
 """Seconds by which a moment may be off: containers round the times of images."""
 
@@ -55,6 +56,8 @@ class Video:
     seconds: float
     size: tuple[int, int]
     """Height and width."""
+    fps: float
+    """Images per second."""
 
 
 def find_videos(source: Path) -> list[Video]:
@@ -204,7 +207,9 @@ def _opened(name: str, path: Path) -> Video:
     length = 3600 * hours + 60 * minutes + seconds
     if not 0 < length <= MAX_SECONDS:
         raise _unreadable(path, f"its header says {length:g} seconds")
-    return Video(name, path, length, images[0].shape[:2])
+    rate = re.search(r"([\d.]+) fps,", header)
+    fps = min(max(float(rate[1]) if rate else 0.0, 1.0), MAX_FPS)
+    return Video(name, path, length, images[0].shape[:2], fps)
 
 
 def _images(
@@ -256,7 +261,9 @@ def _unreadable(path: Path, error: object) -> DatasetError:
     )
 
 
-def decoded(video: Video, fps: float, wanted: Mapping[int, object]) -> Iterator[tuple[int, Image]]:
+def decoded(
+    video: Video, fps: float, wanted: Collection[int]
+) -> Generator[tuple[int, Image], None, None]:
     """Yield the wanted images ``(H, W, 3)`` of a video with their numbers."""
     if not wanted:
         return

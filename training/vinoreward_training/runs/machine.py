@@ -20,6 +20,7 @@ PACKAGES = (
 """Distributions whose versions bear on the figures."""
 
 EXTRAS = {
+    "camera": ("opencv-python", "pygame", "imageio-ffmpeg"),
     "panda": ("warp-lang", "pybullet", "pygame"),
     "onnxruntime": ("onnxruntime",),
     "train": (

@@ -115,7 +115,7 @@ class RunFolder:
         """Lock the folder and record the configuration; return the folder's path."""
         recorded = self.path / CONFIG
         self._new = not self.path.exists()
-        self._lock = _locked(ensure_dir(self.path))
+        self._lock = lock_folder(ensure_dir(self.path))
         if recorded.exists() and not self._resume:
             self._unlock()
             raise ConfigError(
@@ -160,7 +160,7 @@ class RunFolder:
         return files <= {CONFIG, ".lock"}
 
 
-def _locked(folder: Path) -> IO[bytes]:
+def lock_folder(folder: Path) -> IO[bytes]:
     """Return the lock of a folder, which names this process; RunFolderError if another has it."""
     try:
         lock = open_plain(folder / ".lock", "a+b")

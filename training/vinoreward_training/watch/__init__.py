@@ -1,0 +1,1 @@
+"""``vinoreward watch``: a reward beside a camera, and labels by keys."""
