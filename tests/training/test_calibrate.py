@@ -285,6 +285,6 @@ def test_a_rate_that_is_asked_for_and_not_supported_names_one_that_is(
     deciding, accepted = re.findall(r"(\d+) of them in the .* --target-fpr ([\d.]+)\.$", said)[0]
     assert 0 < float(accepted) - rate_supported(int(deciding)) < 0.02
     # So few support none.
-    with pytest.raises(TooFewNegativesError, match=r"at least 9 .* rate of 0\.3"):
+    with pytest.raises(TooFewNegativesError, match=r"episodes with .* at least 9 .* rate of 0\.3"):
         few = write_folder(tmp_path / "few", 60)
         finetune.run(FinetuneConfig(data=few, out=tmp_path / "other"))

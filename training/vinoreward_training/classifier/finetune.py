@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from vinoreward.backends.network import FINE
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.errors import ConfigError, TooFewNegativesError, needed_for
@@ -113,21 +115,24 @@ def check_sample_size(
     chosen, why = default_rate(labels, episodes, dataset.episode_steps)
     rate = config.target_fpr or chosen or RATES[-1]
     needed = negatives_needed(rate)
-    deciding = int((dataset.labels[validation] == 0).sum())
+    # By default the episodes choose the rate; one that is given is held by the frames.
+    counted = "episodes with failures" if config.target_fpr is None else "failure frames"
+    of = dataset.episodes if config.target_fpr is None else np.arange(len(dataset.labels))
+    deciding = len(np.unique(of[validation][labels == 0]))
     if deciding >= needed and (config.target_fpr or chosen):
         if config.target_fpr is None:
             print(f"false-positive rate {rate:.2g}: {why}")
         return
-    failures = int((dataset.labels == 0).sum())
+    failures = len(np.unique(of[dataset.labels == 0]))
     share = len(validation) / len(dataset.labels)
     # A tenth more than on average: the split is by episode, and parts differ.
     missing = max(1, math.ceil(1.1 * needed / share) - failures)
     accepted = rounded_up(rate_supported(max(1, deciding)))
     raise TooFewNegativesError(
-        f"{config.data} holds {failures} failure frames, {deciding} of them in the {share:.0%} "
-        f"that choose the threshold. Expected at least {needed} there to support a false-positive "
-        f"rate of {rate:g} even without a single error; capture about {missing} more "
-        f"failures, or accept a higher rate with `target_fpr={accepted:.2g}`.",
+        f"{config.data} holds {failures} {counted}, {deciding} of them in the {share:.0%} that "
+        f"choose the threshold. Expected at least {needed} there to support a false-positive rate "
+        f"of {rate:g} even without a single error; capture about {missing} more, or accept a "
+        f"higher rate with `target_fpr={accepted:.2g}`.",
         field="target_fpr",
     )
 

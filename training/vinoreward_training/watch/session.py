@@ -10,6 +10,7 @@ import numpy as np
 
 from vinoreward.errors import ConfigError, InputError, OutputError
 from vinoreward.images import as_batch, as_image
+from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.reward_model import RewardModel
 from vinoreward_training.watch.cameras import Camera, Image
 from vinoreward_training.watch.clicks import Clicks
@@ -154,7 +155,8 @@ class _Session:
             model.frozen = self._repeats
             model.reset()
             self.status.false_positives = promised_rate(model)
-            _ = model.classifier.backends, model.classifier.guard  # loaded before an image waits
+            if isinstance(model.classifier, Classifier):  # loaded before an image waits
+                _ = model.classifier.backends, model.classifier.guard
 
     def press(self, key: str) -> None:
         """Do what a key says; others do nothing."""
@@ -269,8 +271,10 @@ class _Session:
 
 def promised_rate(model: RewardModel) -> str:
     """Return what a bundle says of its false positives, in words, and whether it has a detector."""
-    decision = model.classifier.bundle.spec.decision
-    bound = decision.chosen_for.get("fpr_upper")
-    known = isinstance(bound, float) and model.classifier.threshold == decision.threshold
+    bound, known = None, False
+    if isinstance(model.classifier, Classifier):
+        decision = model.classifier.bundle.spec.decision
+        bound = decision.chosen_for.get("fpr_upper")
+        known = isinstance(bound, float) and model.classifier.threshold == decision.threshold
     rate = f"<= {bound:.2%} of images" if known else "unknown: not calibrated"
     return f"false positives {rate}" + "; no OOD detector" * (model.classifier.guard is None)
