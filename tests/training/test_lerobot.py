@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -99,6 +100,23 @@ def test_one_of_two_cameras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert not (tmp_path / "out").exists()
     assert main([*asked, "--camera", two[1]]) == 0
     assert read_about(tmp_path / "out")["scene"]["camera"] == two[1]
+
+
+@pytest.mark.parametrize("key", ["info", "video_info"])
+def test_a_depth_camera_is_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    depth = "observation.images.depth"
+    dataset = write_lerobot(tmp_path / "pick", cameras=[CAMERA, depth], episodes=4)
+    features = json.loads((dataset / "meta/info.json").read_text())["features"]
+    features[depth][key] = {"is_depth_map" if key == "info" else "video.is_depth_map": True}
+    change_info(dataset, features=features)
+    asked = ["capture", "--recordings", str(dataset), "--out", str(tmp_path / "out")]
+    assert main([*asked, "--camera", depth]) == 1
+    assert f"one of the dataset's cameras in colour: {CAMERA};" in capsys.readouterr().err
+    assert main(asked) == 0
+    assert f"depth and no colours: {depth}." in capsys.readouterr().out
+    assert read_about(tmp_path / "out")["scene"]["camera"] == CAMERA
 
 
 def test_images_of_another_size(tmp_path: Path) -> None:
