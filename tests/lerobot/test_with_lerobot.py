@@ -47,7 +47,12 @@ def test_what_lerobot_records_is_read(
     features: dict[str, Any] = {
         "action": {"dtype": "float32", "shape": (1,), "names": None},
         "next.success": {"dtype": "bool", "shape": (1,), "names": None},
-        depth: {"dtype": kind, "shape": (64, 96, 1), "names": names, "info": {"is_depth_map": True}},
+        depth: {
+            "dtype": kind,
+            "shape": (64, 96, 1),
+            "names": names,
+            "info": {"is_depth_map": True},
+        },
     }
     for key, size in SIZES.items():
         features[key] = {"dtype": kind, "shape": (*size, 3), "names": names}

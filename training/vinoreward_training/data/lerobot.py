@@ -83,16 +83,12 @@ class Rows:
 class _Feature(BaseModel):
     dtype: str
     info: object = None
-    video_info: object = None
-    """What older releases wrote for ``info``."""
 
     @property
     def is_depth(self) -> bool:
         """Whether images hold distances in place of colours."""
-        return any(
-            isinstance(info, dict) and (info.get("is_depth_map") or info.get("video.is_depth_map"))
-            for info in (self.info, self.video_info)
-        )
+        info = self.info if isinstance(self.info, dict) else {}
+        return bool(info.get("is_depth_map") or info.get("video.is_depth_map"))
 
 
 class _Info(BaseModel):
