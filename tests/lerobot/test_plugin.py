@@ -5,6 +5,7 @@ Run by ``make test-lerobot``, in an environment of its own.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,10 @@ import pytest
 
 pytest.importorskip("lerobot", reason="LeRobot's own Python: make test-lerobot")
 
+import draccus
 import torch
 from lerobot import rewards
 from lerobot.configs.rewards import RewardModelConfig
-from lerobot.envs import configs
 from lerobot.processor import (
     DataProcessorPipeline,
     ProcessorStepRegistry,
@@ -26,11 +27,15 @@ from lerobot.processor import (
     identity_transition,
 )
 from lerobot.processor import TransitionKey as Key
-from lerobot.rl.gym_manipulator import reset_and_build_transition, step_env_and_process_transition
+from lerobot.rl.gym_manipulator import (
+    GymManipulatorConfig,
+    reset_and_build_transition,
+    step_env_and_process_transition,
+)
 from lerobot.utils.import_utils import register_third_party_plugins
+
 from lerobot_env_vinoreward.gym_manipulator import make_processors
 from lerobot_env_vinoreward.processor_vinoreward import images_of
-
 from vinoreward import Bundle, Classifier
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.images import ImageSpec, View
@@ -140,15 +145,21 @@ class Robot:
         return {"pixels": {"top": next(self.shown)}}, 0.0, False, False, {}
 
 
-def test_lerobots_loop_on_a_robot_is_paid_by_a_bundle() -> None:
-    teleop = SimpleNamespace(get_action=lambda: torch.zeros(3), get_teleop_events=dict)
-    chosen = configs.RewardClassifierConfig(BUNDLE, success_reward=10.0)
-    processor = configs.HILSerlProcessorConfig(reward_classifier=chosen)
+def test_the_documented_configuration_of_a_robot_is_paid_by_a_bundle(
+    tmp_path: Path, project_root: Path
+) -> None:
+    page = (project_root / "docs" / "lerobot.md").read_text(encoding="utf-8")
+    told = json.loads(page.split("```json\n")[1].split("```")[0])
+    told["env"]["processor"]["reward_classifier"]["pretrained_path"] = BUNDLE
+    del told["env"]["processor"]["image_preprocessing"]["crop_params_dict"]
+    (tmp_path / "env.json").write_text(json.dumps(told))
+    config = draccus.parse(GymManipulatorConfig, tmp_path / "env.json", args=[])
+    teleop = SimpleNamespace(get_action=lambda: torch.zeros(4), get_teleop_events=dict)
     robot: Any = Robot()
-    pipelines = make_processors(robot, teleop, configs.HILSerlRobotEnvConfig(processor=processor))
+    pipelines = make_processors(robot, teleop, config.env)
     now = reset_and_build_transition(robot, *pipelines)
     seen = []
     for _ in range(2):
-        now = step_env_and_process_transition(robot, now, torch.zeros(3), *pipelines)
+        now = step_env_and_process_transition(robot, now, torch.zeros(4), *pipelines)
         seen.append((now[Key.REWARD], now[Key.DONE], now[Key.INFO]["is_success"]))
     assert seen == [(0.0, False, False), (10.0, True, True)]
