@@ -102,14 +102,11 @@ def test_one_of_two_cameras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert read_about(tmp_path / "out")["scene"]["camera"] == two[1]
 
 
-@pytest.mark.parametrize("key", ["is_depth_map", "video.is_depth_map"])
-def test_a_depth_camera_is_skipped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
-) -> None:
+def test_a_depth_camera_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     depth = "observation.images.depth"
     dataset = write_lerobot(tmp_path / "pick", cameras=[CAMERA, depth], episodes=4)
     features = json.loads((dataset / "meta/info.json").read_text())["features"]
-    features[depth]["info"] = {key: True}
+    features[depth]["info"] = {"is_depth_map": True}
     change_info(dataset, features=features)
     asked = ["capture", "--recordings", str(dataset), "--out", str(tmp_path / "out")]
     assert main([*asked, "--camera", depth]) == 1
