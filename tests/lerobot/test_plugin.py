@@ -85,7 +85,7 @@ def test_lerobot_finds_the_plugin_and_it_scores_as_the_backend(
 
 def test_an_episode_ends_with_a_claim_that_held(tmp_path: Path) -> None:
     reward = pipeline(tmp_path, success_reward=5.0, success_hold_steps=2)
-    for begin in (lambda: reward(step_to(SUCCESS, action=None)), reward.reset):
+    for begin in (lambda: None, reward.reset, lambda: reward(step_to(SUCCESS, action=None))):
         begin()
         for expected in ((0.5, False), (5.0, True)):
             found = reward(step_to(SUCCESS, reward=0.5, info={"is_success": False}))
@@ -114,6 +114,7 @@ def test_images_are_refused_that_are_normalised_or_not_known(tmp_path: Path) -> 
         images_of({key: tensor, other: tensor}, image)
     with pytest.raises(InputError, match="found 2 images"):
         pipeline(tmp_path)(step_to(GOLDEN[:2]))
+    assert images_of({key: torch.full((3, 96, 128), 0.999)}, image).min() == 255
     views = tuple(View(name, 96, f"obs:{each}") for name, each in {"b": other, "a": key}.items())
     both = images_of({key: tensor * 0, other: tensor}, ImageSpec(192, 128, views=views))
     assert np.array_equal(both[:, :96], images_of({other: tensor}, image))
