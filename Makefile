@@ -1,6 +1,12 @@
 # Every target installs what it needs into .venv first. Choose the interpreter with
-# `make PYTHON=python3.10 test`; PyBullet has wheels for 3.10 and 3.11 only, so those come first.
-PYTHON ?= $(shell command -v python3.11 || command -v python3.10 || command -v python3)
+# `make PYTHON=python3.10 test`. Python 3.12 comes first, except where PyBullet is the reference, which
+# has wheels for 3.10 and 3.11 only. A shim of pyenv may be no interpreter, so each is tried.
+ifneq ($(filter install test test-full bench,$(MAKECMDGOALS)),)
+CANDIDATES := python3.11 python3.10 python3.12 python3
+else
+CANDIDATES := python3.12 python3.11 python3.10 python3
+endif
+PYTHON ?= $(shell for python in $(CANDIDATES); do $$python -c 'import venv' 2>/dev/null && echo $$python && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -28,7 +34,7 @@ help:
 	@echo "make test-full  with the full matrices and the long fuzzing"
 	@echo "make test-fast  without the slow tests"
 	@echo "make test-pythons  make test-fast on every Python from 3.10 to 3.13 that is installed (7 GB each)"
-	@echo "make test-lerobot  against LeRobot itself: its recorder, its classifier (Python 3.12, FFmpeg; 7 GB)"
+	@echo "make test-lerobot  against LeRobot itself: its recorder, its classifier, our plugin (Python 3.12, FFmpeg; 7 GB)"
 	@echo "make check      ruff, mypy, pyright, import-linter"
 	@echo "make bench      the short benchmarks, and docs/benchmarks.md with their figures (20 minutes)"
 	@echo "make docs       the documentation as a site, build/site/index.html; broken links are errors"
@@ -38,8 +44,8 @@ help:
 install: $(STAMP)
 
 $(STAMP): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "no Python found: install Python 3.10 or 3.11, or pass PYTHON=/path/to/python" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = (3, 10) <= v < (3, 14); print("using Python %d.%d at %s" % (v + (sys.executable,))); sys.exit(0 if ok else "Expected Python 3.10 to 3.13; pass PYTHON=/path/to/python3.11")'
+	@test -n "$(PYTHON)" || { echo "no Python found: install Python 3.12, or pass PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; ok = (3, 10) <= v < (3, 14); print("using Python %d.%d at %s" % (v + (sys.executable,))); sys.exit(0 if ok else "Expected Python 3.10 to 3.13; pass PYTHON=/path/to/python3.12")'
 	@$(PYTHON) -c 'import sys; sys.version_info < (3, 12) or print("note: PyBullet has no wheel for this Python. The default environments work; motion=\"dynamics\", camera=\"tiny\" and fidelity=\"article\" need Python 3.10 or 3.11.")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
@@ -50,13 +56,20 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m compileall -q -j 0 actors assets envs training vinoreward tests/support
 	@touch $(STAMP)
 
+# Says what does not run where PyBullet, the reference of the hover scene, is not installed.
+define NOTE
+@$(BIN)/python -c 'import importlib.util; importlib.util.find_spec("pybullet") or print("note: $(VENV) has no PyBullet, so comparisons with it do not run. With them: make $@ VENV=.venv-3.11 PYTHON=python3.11")'
+endef
+
 demo: $(STAMP)
 	$(BIN)/vinoreward demo --out $(OUT)
 
 test: $(STAMP)
+	$(NOTE)
 	$(BIN)/python -m pytest $(PARALLEL) --durations 10 -m "not full"
 
 test-full: $(STAMP)
+	$(NOTE)
 	$(BIN)/python -m pytest $(PARALLEL) --durations 10
 
 test-fast: $(STAMP)
@@ -87,12 +100,12 @@ test-pythons:
 test-lerobot: .venv-lerobot/.installed
 	.venv-lerobot/bin/python -m pytest -q -s -W ignore tests/lerobot
 
-.venv-lerobot/.installed: pyproject.toml
+.venv-lerobot/.installed: pyproject.toml lerobot_plugin/pyproject.toml
 	@for version in 3.12 3.13; do $(FIND); [ -z "$$found" ] || break; done; \
 	[ -n "$$found" ] || { echo "no Python 3.12 or 3.13 found, which LeRobot needs: install one" >&2; exit 1; }; \
 	[ -x .venv-lerobot/bin/python ] || $$found -m venv .venv-lerobot
 	.venv-lerobot/bin/python -m pip install --disable-pip-version-check --progress-bar off -e '.[train,lerobot]' \
-	  'lerobot[dataset,transformers-dep]==0.6.*' pytest hypothesis
+	  -e ./lerobot_plugin 'lerobot[dataset,transformers-dep]==0.6.*' pytest hypothesis
 	@touch $@
 
 check: check-style check-mypy check-pyright
@@ -110,6 +123,7 @@ check-pyright: $(STAMP)
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 bench: $(STAMP)
+	$(NOTE)
 	@failed=; \
 	for name in $(BENCHMARKS); do \
 	  echo "$$name"; $(BIN)/python benchmarks/$$name.py || failed="$$failed $$name"; \

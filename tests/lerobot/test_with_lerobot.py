@@ -37,28 +37,40 @@ def scene(at: int, size: tuple[int, int]) -> np.ndarray:
     return image
 
 
-def test_what_lerobot_records_is_read(tmp_path: Path) -> None:
-    """Images and labels of two cameras, in mp4, by LeRobot's own recorder."""
-    root = tmp_path / "lamp"
+@pytest.mark.parametrize("kind", ["video", "image"])
+def test_what_lerobot_records_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """Two cameras beside one of depth, with columns of language, by LeRobot's own writers."""
+    root, depth = tmp_path / "lamp", "observation.images.depth"
+    names = ["height", "width", "channels"]
     features: dict[str, Any] = {
         "action": {"dtype": "float32", "shape": (1,), "names": None},
         "next.success": {"dtype": "bool", "shape": (1,), "names": None},
+        depth: {
+            "dtype": kind,
+            "shape": (64, 96, 1),
+            "names": names,
+            "info": {"is_depth_map": True},
+        },
     }
     for key, size in SIZES.items():
-        names = ["height", "width", "channels"]
-        features[key] = {"dtype": "video", "shape": (*size, 3), "names": names}
+        features[key] = {"dtype": kind, "shape": (*size, 3), "names": names}
     data = LeRobotDataset.create("local/lamp", fps=12, features=features, root=root)
     for _ in range(6):
         for at in range(4):
             images = {key: scene(at, size) for key, size in SIZES.items()}
+            images[depth] = np.full((64, 96, 1), 500 + at, np.uint16)
             outcome = {"action": np.ones(1, np.float32), "next.success": np.array([at >= 2])}
             data.add_frame({**outcome, **images, "task": "walk to the lamp"})
         data.save_episode()
     data.finalize()
+    annotate(root)
     for camera, (height, width) in SIZES.items():
         out = tmp_path / camera
         words = ["capture", "--recordings", str(root), "--camera", camera, "--out", str(out)]
         assert main([*words, "--frames", "2000"]) == 0
+        assert f"depth and no colours: {depth}." in capsys.readouterr().out
         with (out / "metadata.csv").open(newline="") as stream:
             rows = list(csv.DictReader(stream))
         assert {int(row["episode"]) for row in rows} == set(range(6))
@@ -67,6 +79,27 @@ def test_what_lerobot_records_is_read(tmp_path: Path) -> None:
             image = np.asarray(Image.open(out / row["file"]))
             green = image[height // 2, 5 * width // 6, 1] > 100
             assert (row["label"] == "success") == green
+
+
+def annotate(root: Path) -> None:
+    """Add both columns of language; each episode of a table is a row group then."""
+    import pyarrow.parquet as pq
+    from lerobot.annotations.steerable_pipeline.executor import Executor
+    from lerobot.annotations.steerable_pipeline.reader import iter_episodes
+    from lerobot.annotations.steerable_pipeline.staging import EpisodeStaging
+    from lerobot.annotations.steerable_pipeline.writer import LanguageColumnsWriter, speech_atom
+
+    records = list(iter_episodes(root))
+    for record in records:
+        staging = EpisodeStaging(root / "staging", record.episode_index)
+        subtask = {"role": "assistant", "content": "walk", "style": "subtask", "timestamp": 0.0}
+        staging.write("plan", [subtask])
+        staging.write("interjections", [speech_atom(float(record.frame_timestamps[1]), "go")])
+    (path,) = LanguageColumnsWriter().write_all(records, root / "staging", root)
+    Executor._ensure_annotation_metadata_in_info(root)
+    table = pq.ParquetFile(path)
+    assert {"language_persistent", "language_events"} <= set(table.schema_arrow.names)
+    assert table.num_row_groups == 6
 
 
 def classifier(folder: Path, cameras: int) -> tuple[LeRobotClassifier, Any]:

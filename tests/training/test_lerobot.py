@@ -108,6 +108,33 @@ def test_one_of_two_cameras(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert read_about(tmp_path / "out")["scene"]["camera"] == two[1]
 
 
+def test_a_depth_camera_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    depth = "observation.images.depth"
+    dataset = write_lerobot(tmp_path / "pick", cameras=[CAMERA, depth], episodes=4)
+    features = json.loads((dataset / "meta/info.json").read_text())["features"]
+    features[depth]["info"] = {"is_depth_map": True}
+    change_info(dataset, features=features)
+    asked = ["capture", "--recordings", str(dataset), "--out", str(tmp_path / "out")]
+    assert main([*asked, "--camera", depth]) == 1
+    assert f"one of the dataset's cameras in colour: {CAMERA};" in capsys.readouterr().err
+    assert main(asked) == 0
+    assert f"depth and no colours: {depth}." in capsys.readouterr().out
+    assert read_about(tmp_path / "out")["scene"]["camera"] == CAMERA
+
+
+def test_images_of_another_size(tmp_path: Path) -> None:
+    dataset, out = write_lerobot(tmp_path / "pick", video=False), tmp_path / "out"
+    take(dataset, out, frames=10, image_size=(16, 24))
+    data = load_dataset(out)
+    assert data.images.shape[1:] == (16, 24, 3)
+    assert data.image().resize == "pil_bilinear"
+    # A capture goes on with its own size and labels only.
+    for other in ({"image_size": (8, 8)}, {"label_column": "next.reward"}):
+        with pytest.raises(ConfigError) as error:
+            capture.SETTINGS.of(out=out, frames=20, resume=True, **other)
+        assert [error.value.field] == list(other)
+
+
 def test_images_without_labels_for_an_encoder(tmp_path: Path) -> None:
     dataset = write_lerobot(tmp_path / "pick", columns=())
     with pytest.raises(DatasetError, match=r"no column next\.success or next\.reward.*none"):

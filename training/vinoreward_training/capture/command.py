@@ -311,7 +311,7 @@ def _episodes(config: CaptureConfig, dataset: Path) -> int:
     }
     print(
         f"{source.frames} images of {len(source.episodes)} episodes in {dataset}, camera "
-        f"{source.camera}; a success is {labels or 'not asked for'}."
+        f"{source.camera}; a success is {labels or 'not asked for'}.{source.skipped}"
     )
     total = sum(len(chosen) for _, chosen in plan)
     table = _converted(config, known, partial(fill, sized, source, plan), total)

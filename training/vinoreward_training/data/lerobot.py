@@ -82,6 +82,13 @@ class Rows:
 
 class _Feature(BaseModel):
     dtype: str
+    info: object = None
+
+    @property
+    def is_depth(self) -> bool:
+        """Whether images hold distances in place of colours."""
+        info = self.info if isinstance(self.info, dict) else {}
+        return bool(info.get("is_depth_map") or info.get("video.is_depth_map"))
 
 
 class _Info(BaseModel):
@@ -100,7 +107,7 @@ class LeRobotFolder:
     Args:
         folder: it has ``meta/info.json``.
         camera: key of the images, such as ``observation.images.front``; optional if the dataset
-            has only one.
+            has only one in colour.
     """
 
     def __init__(self, folder: Path, camera: str | None = None) -> None:
@@ -110,28 +117,37 @@ class LeRobotFolder:
         self.folder = Path(folder)
         self._info = self._read_info()
         self.fps = self._info.fps
-        dtypes = {name: feature.dtype for name, feature in self._info.features.items()}
-        self.columns = sorted(name for name, dtype in dtypes.items() if dtype not in CAMERAS)
+        features = self._info.features
+        of_images = {name for name, feature in features.items() if feature.dtype in CAMERAS}
+        self.columns = sorted(features.keys() - of_images)
         """Names of the columns that contain no images."""
-        cameras = sorted(dtypes.keys() - set(self.columns))
+        self.depth_cameras = sorted(name for name in of_images if features[name].is_depth)
+        """Keys of images that hold distances, which no classifier here takes."""
+        cameras = sorted(of_images - set(self.depth_cameras))
         if camera is None and len(cameras) == 1:
             camera = cameras[0]
         if camera is None or camera not in cameras:
             raise DatasetError(
                 field="camera",
                 value=camera,
-                expected="one of the cameras of the dataset: "
-                + ", ".join(map(shown_name, cameras)),
+                expected="one of the dataset's cameras in colour: "
+                + (", ".join(map(shown_name, cameras)) or "there is none"),
                 remedy="name it with `camera`",
             )
         self.camera = camera
-        self._video = dtypes[camera] == "video"
+        self._video = features[camera].dtype == "video"
         self.episodes = self._read_episodes()
 
     @property
     def frames(self) -> int:
         """Number of images."""
         return sum(episode.length for episode in self.episodes)
+
+    @property
+    def skipped(self) -> str:
+        """A sentence on the cameras that are left out, after a space; empty without any."""
+        names = ", ".join(map(shown_name, self.depth_cameras))
+        return f" Skipped, as these images hold depth and no colours: {names}." if names else ""
 
     @property
     def scene(self) -> dict[str, Any]:
