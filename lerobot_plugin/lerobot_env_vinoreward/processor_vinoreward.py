@@ -1,7 +1,7 @@
 """A bundle as a step of LeRobot's pipelines, and the reward model's own pipelines."""
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.images import ImageSpec, prepare, tiled
+from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.decision import OodAction, RewardOptions
 from vinoreward.rewards.frozen import FrozenCheck
 from vinoreward.rewards.reward_model import RewardModel, warn_uncalibrated
@@ -53,13 +54,14 @@ class VinorewardProcessorStep(ProcessorStep):
         )
         if self.frozen_check and self.on_ood != "ignore":
             self._model.frozen = FrozenCheck(1)
+        self._classifier = cast(Classifier, self._model.classifier)  # made from a bundle
         if self.success_threshold is None:
-            warn_uncalibrated(self._model.classifier.bundle)
+            warn_uncalibrated(self._classifier.bundle)
 
     def __call__(self, transition: dict[Any, Any]) -> dict[Any, Any]:
         """Score the image that a transition ended with; return it with reward, done and info."""
         observation = transition.get(TransitionKey.OBSERVATION) or {}
-        images = images_of(observation, self._model.classifier.image, self.image_keys)
+        images = images_of(observation, self._classifier.image, self.image_keys)
         if len(images) != 1:
             expected = "those of one environment; for batches take the reward model"
             raise InputError(f"found {len(images)} images. Expected {expected}.")
