@@ -107,14 +107,14 @@ class Seed:
                 raise SystemExit(f"vinoreward {name} ended with {code}: see {done.stem}.log")
             done.write_text(name)
 
-    def classifier(self, fresh: int) -> dict[str, Any]:
-        """Train a classifier; return how it judges one frame of each label per fresh episode."""
+    def classifier(self, fresh: int) -> list[int]:
+        """Train a classifier; return the counts of one frame of each label per fresh episode."""
         self.run(changed(self.capture, seed=self.seed))
         self.run(changed(self.finetune, seed=self.seed))
         return self.scored(f"{value_of(self.finetune, '--out')}/bundle", fresh, "scores")
 
-    def scored(self, bundle: str, fresh: int, name: str) -> dict[str, Any]:
-        """Return how a bundle judges one frame of each label per fresh episode."""
+    def scored(self, bundle: str, fresh: int, name: str) -> list[int]:
+        """Return a bundle's counts of one frame of each label per fresh episode."""
         data = self.folder / "fresh"
         self.run(
             changed(self.capture, seed=self.seed + FRESH, out=data, frames=fresh, per_episode=1)
@@ -122,7 +122,7 @@ class Seed:
         out = f"{data}-{name}"
         self.run(["score", "--data", str(data), "--bundle", bundle, "--out", out])
         figures: dict[str, Any] = json.loads(Path(out, "scores.json").read_text())["figures"]
-        return dict(figures["by episode"])
+        return counts_of(figures["by episode"])
 
     def policies(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Train on claims and on the truth; return both summaries."""
@@ -164,6 +164,12 @@ class Seed:
             found["fresh"] = (before, self.scored(bundle, fresh, "mended"))
             found["paid"] = still_paid(run, bundle, self.seed + FRESH)
         return found
+
+
+def counts_of(rates: dict[str, int]) -> list[int]:
+    """Return false claims, failures, claimed successes and successes."""
+    wrong, right = rates["false_positives"], rates["true_positives"]
+    return [wrong, wrong + rates["true_negatives"], right, right + rates["false_negatives"]]
 
 
 def training_of(run: Path) -> dict[str, int]:
@@ -271,8 +277,7 @@ def main() -> None:
     if "classifier" in options.parts:
         counts = np.zeros(4, int)
         for each in seeds:
-            found = each.classifier(options.fresh)
-            own = [found[name] for name in ("falsely_claimed", "failing", "claimed", "successful")]
+            own = each.classifier(options.fresh)
             print(
                 f"seed {each.seed}: false claims {own[0]} of {own[1]}, recall {own[2]} of {own[3]}"
             )
@@ -306,9 +311,7 @@ def main() -> None:
             found = each.mended(options.fresh)
             said = [f"{name} {value}" for name, value in found.items() if name != "fresh"]
             for name, rates in zip(("before", "after"), found["fresh"], strict=True):
-                wrong, failing, claimed, successful = (
-                    rates[one] for one in ("falsely_claimed", "failing", "claimed", "successful")
-                )
+                wrong, failing, claimed, successful = rates
                 said.append(f"{name}: recall {claimed} of {successful}, false {wrong} of {failing}")
             print("\n  ".join([f"seed {each.seed}:", *said]), flush=True)
     if "time" in options.parts:
