@@ -138,7 +138,7 @@ BENCH = Benchmark(
     measure,
     part=("networks", "parts", "games"),
     rounds=20,
-    steps=2000,
+    steps=1000,
 )
 
 if __name__ == "__main__":
