@@ -20,11 +20,11 @@ from trainings import fresh, vinoreward
 from vinoreward.rewards.alarms import (
     TITLES,
     Ended,
-    PrecisionBound,
     RateAlarm,
     TrustMonitor,
 )
 from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.precision import PrecisionBound
 from vinoreward_training.labelling.sources import CLAIMS, TABLE
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 

@@ -1,10 +1,11 @@
 from .backends.base import load_backend
 from .bundles.bundle import Bundle
 from .encoders import Encoder
-from .rewards.alarms import PrecisionBound, RateAlarm, TrustMonitor
+from .rewards.alarms import RateAlarm, TrustMonitor
 from .rewards.classifier import Classifier
 from .rewards.decision import SuccessDetector
 from .rewards.interventions import Axis, Intervention, SearchSpace
+from .rewards.precision import PrecisionBound, PrecisionCertificate
 from .wrappers.encoded import EncodedObservation
 from .wrappers.env_adapter import ImageInInfo
 from .wrappers.learned_reward import LearnedReward
@@ -25,6 +26,7 @@ __all__ = [
     "Intervention",
     "LearnedReward",
     "PrecisionBound",
+    "PrecisionCertificate",
     "RateAlarm",
     "SearchSpace",
     "SuccessDetector",
