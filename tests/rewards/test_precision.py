@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from vinoreward import (
-    Bundle,
     LearnedReward,
     PrecisionCertificate,
+    TrustMonitor,
     VecLearnedReward,
     VectorLearnedReward,
 )
@@ -71,44 +72,48 @@ def test_few_labels_certify_and_the_last_claims_tell_before_all_do() -> None:
     fallen: list[Answer] = ["success"] * 300 + ["failure", "success"] * 25
     found = PrecisionCertificate.of(fallen, every=10, last=500)
     assert found.last.high < LEAST < found.run.high
+    monitor = TrustMonitor(precision=LEAST)
+    (alarm,) = monitor.labelled(found)
+    assert "25 are no successes" in alarm.text and "of the last claims are" in alarm.text
+    assert monitor.low_precision and not monitor.labelled(found), "the same finding"
+    assert monitor.labelled(good) == [] and not monitor.low_precision
+    assert {"precision_low", "last_precision_high"} < monitor.readings().keys()
     unclear = PrecisionCertificate.of(["unclear"] * 60, every=10)
     assert (unclear.run.low, unclear.run.high) == (0.0, 1.0)
+    with pytest.raises(ConfigError, match="precision"):
+        TrustMonitor(precision=1.5)
     for wrong in ({"every": 0}, {"every": 1, "last": 0}, {"every": 1, "alpha": 1.0}):
         with pytest.raises(ConfigError):
             PrecisionCertificate.of([], **wrong)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return toy_environments.save_toy_bundle(tmp_path_factory.mktemp("bundle") / "toy")
-
-
 def corridor() -> toy_environments.Corridor:
+    """One step away from a claim."""
     return toy_environments.Corridor("image", first_cells=(6,))
 
 
-def paid(env: LearnedReward | VectorLearnedReward | VecLearnedReward) -> tuple[float, bool]:
-    """What the first step from the cell before a claim earns and claims."""
-    env.reset()
-    result = env.step(np.int64(1) if isinstance(env, LearnedReward) else np.array([1]))
-    info = result[-1][0] if isinstance(result[-1], list) else result[-1]
-    return float(np.ravel(result[1])[0]), bool(np.ravel(info["is_success"])[0])
+FORMS: dict[str, Callable[..., Any]] = {
+    "one": lambda *args, **more: LearnedReward(corridor(), *args, **more),
+    "vector": lambda *args, **more: VectorLearnedReward(SyncVectorEnv([corridor]), *args, **more),
+    "sb3": lambda *args, **more: VecLearnedReward(DummyVecEnv([corridor]), *args, **more),
+}
 
 
-@pytest.mark.parametrize("form", ["one", "vector", "sb3"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mode", ["sparse", "potential"])
-def test_a_paused_reward_claims_and_pays_nothing(bundle: Bundle, form: str, mode: str) -> None:
-    arguments: dict[str, Any] = {"image_source": "obs", "reward_mode": mode}
-    env: LearnedReward | VectorLearnedReward | VecLearnedReward
-    if form == "one":
-        env = LearnedReward(corridor(), bundle, **arguments)
-    elif form == "vector":
-        env = VectorLearnedReward(SyncVectorEnv([corridor]), bundle, **arguments)
-    else:
-        env = VecLearnedReward(DummyVecEnv([corridor]), bundle, **arguments)
-    before = paid(env)
+def test_a_paused_reward_claims_and_pays_nothing(tmp_path: Path, form: str, mode: str) -> None:
+    bundle = toy_environments.save_toy_bundle(tmp_path / "toy")
+    env = FORMS[form](bundle, image_source="obs", reward_mode=mode)
+
+    def paid() -> tuple[float, bool]:
+        env.reset()
+        result = env.step(1 if form == "one" else np.array([1]))
+        info = result[-1][0] if form == "sb3" else result[-1]
+        return float(np.ravel(result[1])[0]), bool(np.ravel(info["is_success"])[0])
+
+    before = paid()
     env.pause()
-    assert paid(env) == (0.0, False)
+    assert paid() == (0.0, False)
     env.pause(False)
-    assert paid(env) == before and before[1]
+    assert paid() == before and before[1]
     env.close()

@@ -22,67 +22,61 @@ from vinoreward_training.policy.train import SETTINGS, train
 EVERY = 4
 
 
-def image(episode: int) -> np.ndarray:
-    return np.random.default_rng(episode).integers(0, 256, (6, 8, 3), dtype=np.uint8)
-
-
-def sampled(run: Path, seed: int, claims: int, lost: int | None = None) -> ClaimSample:
-    """A sample of so many claims, one of every second episode; one without an image."""
+def sampled(run: Path, seed: int, lost: int | None = None) -> ClaimSample:
+    """A sample of 80 claims, one of every second episode; that of one block has no image."""
     sample = ClaimSample(run, seed, size=3, every=EVERY, last=40)
-    for number in range(claims):
+    for number in range(80):
         drawn = sample.wants(2 * number, number)
-        if drawn is not None and number != lost:
-            sample.add(image(number), drawn, step=number, episode=2 * number, number=number)
+        if drawn is not None and number // EVERY != lost:
+            image = np.full((6, 8, 3), number, np.uint8)
+            sample.add(image, drawn, step=number, episode=2 * number, number=number)
     sample.write()
     return sample
 
 
-def drawn_claims(run: Path) -> list[int]:
-    """Numbers of the claims that were drawn for the certificate, in their order."""
-    rows = csv.DictReader((run / "claims" / "claims.csv").read_text().splitlines())
-    found = sorted((int(row["block"]), int(row["episode"]) // 2) for row in rows if row["block"])
-    return [number for _, number in found]
-
-
-def label(run: Path, answers: dict[int, Answer]) -> None:
+def label(run: Path, answers: dict[int, Answer], by: str = "ann") -> int:
+    """Label the claims that a run drew for these blocks; return how many there are."""
+    source = of_run(run)
+    found = [(i, int(b)) for i, b in enumerate(source.numbers["block"]) if b in answers]
     with LabelLog(run / "labels.jsonl") as log:
-        for number, answer in answers.items():
-            digest = digest_of(image(number))
-            log.add(Label(f"{2 * number:06d}.png", digest, answer, "ann", now(), 1.0))
+        for i, block in found:
+            name, digest = source.names[i], digest_of(source.read(i))
+            log.add(Label(name, digest, answers[block], by, now(), 1.0))
+    return len(found)
 
 
 def test_one_claim_of_each_block_is_drawn_each_as_likely(tmp_path: Path) -> None:
     places = np.zeros(EVERY)
     for seed in range(20):
-        sampled(tmp_path / str(seed), seed, 10 * EVERY)
-        drawn = drawn_claims(tmp_path / str(seed))
-        assert [number // EVERY for number in drawn] == list(range(10))
-        np.add.at(places, np.array(drawn) % EVERY, 1)
-    # Four standard deviations of a binomial count of 200 with a quarter.
-    assert np.abs(places - 50).max() < 4 * np.sqrt(200 * 0.25 * 0.75)
+        sampled(tmp_path / str(seed), seed)
+        source = of_run(tmp_path / str(seed))
+        blocks, numbers = source.numbers["block"], np.array(source.episodes) // 2
+        drawn = ~np.isnan(blocks)
+        assert sorted(blocks[drawn]) == list(range(20))
+        assert (blocks[drawn] == numbers[drawn] // EVERY).all()
+        np.add.at(places, numbers[drawn] % EVERY, 1)
+    # Four standard deviations of a binomial count of 400 with a quarter.
+    assert np.abs(places - 100).max() < 4 * np.sqrt(400 * 0.25 * 0.75)
 
 
 def test_labels_count_block_by_block_up_to_the_first_without(tmp_path: Path) -> None:
-    lost = drawn_claims(sampled(tmp_path / "whole", 1, 80).folder.parent)[2]
-    sample = sampled(tmp_path / "run", 1, 80, lost)
-    first, second, fourth, *others = drawn_claims(tmp_path / "run")
+    sample = sampled(tmp_path, 1, lost=2)
     assert sample.certificate(80) is None, "no labels yet"
-    label(tmp_path / "run", dict.fromkeys([first, fourth, *others[1:]], "failure"))
+    label(tmp_path, {block: "failure" for block in range(20) if block != 1})
     found = sample.certificate(80)
     assert found is not None and found.run.labels == 1 and found.claims == EVERY
-    label(tmp_path / "run", {second: "skip", others[0]: "success"})
+    label(tmp_path, {1: "skip"})
     found = sample.certificate(80)
-    assert found is not None and found.claims == 80
-    counts = found.run.successes, found.run.failures, found.run.unclear
-    assert counts == (1, 17, 2), "a skipped claim and one without an image are unclear"
-    assert found.last.labels == 10 and sample.certificate(80) is None, "nothing new"
-    again = ClaimSample(tmp_path / "run", 1, until=1000, size=3, every=EVERY, last=40)
+    assert found is not None and found.claims == 80 and found.last.labels == 10
+    assert (found.run.failures, found.run.unclear) == (18, 2), "skipped, and without an image"
+    assert sample.certificate(80) is None, "nothing new"
+    again = ClaimSample(tmp_path, 1, until=1000, size=3, every=EVERY, last=40)
     assert again.certificate(80) == found, "after a resume"
     assert again.certificate(83) is None, "a block counts once it is whole"
 
 
 def test_the_page_shows_the_claims_of_the_certificate_first(tmp_path: Path) -> None:
-    sample = sampled(tmp_path, 3, 80)
+    sample = sampled(tmp_path, 3)
     with Labelling(["--run", str(tmp_path), "--limit", "7"]) as running:
         client = Client(running.port)
         assert client.enter(running.token) == 200
@@ -92,51 +86,50 @@ def test_the_page_shows_the_claims_of_the_certificate_first(tmp_path: Path) -> N
     assert found is not None and found.run.successes == found.run.labels == 7
 
 
-def labelled_run(out: Path, **changes: Any) -> int:
-    """A training whose drawn claims are all labelled as failures; the number of labels."""
-    train(settled(out, stop_when_solved=None, final_episodes=2, label_every=2, **changes))
-    source = of_run(out)
-    blocks = source.numbers["block"]
-    with LabelLog(out / "labels.jsonl") as log:
-        for i in np.flatnonzero(~np.isnan(blocks)).tolist():
-            name, digest = source.names[i], digest_of(source.read(i))
-            log.add(Label(name, digest, "failure", "ann", now(), 1.0))
-    return int(np.count_nonzero(~np.isnan(blocks)))
-
-
 @pytest.mark.parametrize("kind", ["one", "many", "batched"])
 def test_a_training_pauses_the_reward_below_the_precision(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "run"
-    changes: dict[str, Any] = {"backend": "openvino", "on_ood": "ignore", "timesteps": 300}
+    def claimed_after(step: int) -> list[int]:
+        rows = csv.DictReader((out / "episodes.csv").read_text().splitlines())
+        return [int(row["claimed"]) for row in rows if int(row["step"]) > step]
+
+    out, every_block = tmp_path / "run", range(1000)
+    changes: dict[str, Any] = {
+        "env": "toy_environments:ToyCorridor-v0", "success_reward": 1.0, "step_reward": 0.0,
+        "algorithm": "DQN", "num_envs": 3 if kind == "many" else 1, "vec_env": "dummy",
+        "bundle": str(toy_environments.save_toy_bundle(tmp_path / "toy").path),
+    }  # fmt: skip
     if kind == "batched":
-        changes |= {"env_kwargs": {"success_threshold": 1e-9}, "num_envs": 4, "vec_env": "batched"}
-    else:
-        bundle = toy_environments.save_toy_bundle(tmp_path / "toy")
-        changes |= {
-            "env": "toy_environments:ToyCorridor-v0", "bundle": str(bundle.path),
-            "success_reward": 1.0, "step_reward": 0.0, "algorithm": "DQN",
-            "num_envs": 3 if kind == "many" else 1, "vec_env": "dummy",
-        }  # fmt: skip
-    labels = labelled_run(out, eval_every=1000, **changes)
+        changes = {"env_kwargs": {"success_threshold": 1e-9}, "num_envs": 4, "vec_env": "batched"}
+    changes |= {"backend": "openvino", "on_ood": "ignore", "timesteps": 300, "eval_every": 1000}
+    train(settled(out, label_every=2, stop_when_solved=None, final_episodes=2, **changes))
+    labels = label(out, dict.fromkeys(every_block, "failure"))
     assert labels > 10
     capsys.readouterr()
     train(SETTINGS.of(out=out, resume=True, timesteps=500, on_low_precision="pause"))
     said = capsys.readouterr().out
     assert "The reward abstains from step 30" in said and "labelled claims" in said
-    rows = list(csv.DictReader((out / "episodes.csv").read_text().splitlines()))
-    claimed = [int(row["claimed"]) for row in rows if int(row["step"]) > 330]
-    assert claimed and not any(claimed)
+    assert claimed_after(330) and not any(claimed_after(330))
     summary = json.loads((out / "summary.json").read_text())
     assert summary["labelled_claims"]["failures"] >= labels - 1, "the last block may not be whole"
     assert len(summary["precision_alarms"]) == 1
     assert "successes among the last claims" in (out / "report.html").read_text()
+    label(out, dict.fromkeys(every_block, "success"), by="bob")  # who contradicts
+    train(SETTINGS.of(out=out, resume=True, timesteps=700))
+    assert any(claimed_after(500))
 
 
-@pytest.mark.parametrize("changes", [{}, {"label_every": 5, "on_alarm": "off"}], ids=str)
-def test_a_pause_needs_claims_that_are_drawn_and_tested(
-    tmp_path: Path, changes: dict[str, Any]
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"on_low_precision": "pause"}, "label_every"),
+        ({"on_low_precision": "pause", "label_every": 5, "on_alarm": "off"}, "label_every"),
+        ({"last_claims": 50}, "last_claims"),
+    ],
+)
+def test_a_pause_and_a_window_need_a_certificate(
+    tmp_path: Path, changes: dict[str, Any], field: str
 ) -> None:
-    with pytest.raises(ConfigError, match="label_every"):
-        settled(tmp_path, backend="openvino", on_low_precision="pause", **changes)
+    with pytest.raises(ConfigError, match=field):
+        train(settled(tmp_path / "run", backend="openvino", **changes))

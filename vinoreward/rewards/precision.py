@@ -70,10 +70,10 @@ class PrecisionCertificate:
 
     With a probability of at least ``1 - alpha`` both are right at all times at once, whatever the
     policy does and however its precision changes. For that, one claim of every ``every`` in a row
-    is drawn at random and labelled: then the chance that a label is a success is the precision of
-    those claims, whatever was labelled before. Half of ``alpha`` is for the bound on all claims.
-    That on the last ones starts anew after every half of them; the ``k``-th start, from 1, has
-    ``alpha / (2 k (k + 1))``.
+    is drawn at random and labelled, and nobody acts on a draw before those claims are all made:
+    then the chance that a label is a success is their precision, whatever was labelled before. Half
+    of ``alpha`` is for the bound on all claims. That on the last ones starts anew after every half
+    of them; the ``k``-th start, from 1, has ``alpha / (2 k (k + 1))``.
 
     Example::
 

@@ -225,6 +225,8 @@ def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
     of_reward = ("reward_mode", "hold", "on_ood", "label_every")
     rewards = ("success_reward", "step_reward")
+    if config.label_every is None:
+        refuse_ignored(config, ("last_claims",), "a training without `label_every`")
     if not is_rewarded(config):
         by = f"a training on the own reward of {config.env}, without a bundle,"
         refuse_ignored(config, (*of_reward, *rewards), by)
