@@ -115,6 +115,8 @@ def test_a_training_pauses_the_reward_below_the_precision(
     assert summary["labelled_claims"]["failures"] >= labels - 1, "the last block may not be whole"
     assert len(summary["precision_alarms"]) == 1
     assert "successes among the last claims" in (out / "report.html").read_text()
+    if kind == "batched":  # whose trainings take seconds
+        return
     label(out, dict.fromkeys(every_block, "success"), by="bob")  # who contradicts
     train(SETTINGS.of(out=out, resume=True, timesteps=700))
     assert any(claimed_after(500))
