@@ -20,11 +20,11 @@ from trainings import fresh, vinoreward
 from vinoreward.rewards.alarms import (
     TITLES,
     Ended,
-    PrecisionBound,
     RateAlarm,
     TrustMonitor,
 )
 from vinoreward.rewards.classifier import Classifier
+from vinoreward.rewards.precision import PrecisionBound
 from vinoreward_training.labelling.sources import CLAIMS, TABLE
 from vinoreward_training.runs.report import EPISODE_COLUMNS, read_table
 
@@ -81,7 +81,7 @@ def _recorded(kind: str, seed: int, steps: int, *options: object) -> Path:
     out = fresh(f"alarms-{kind}-{seed}")
     vinoreward(
         "train", "--env", "PandaHover-v0", "--bundle", BUNDLE, "--seed", seed, "--timesteps", steps,
-        "--stop-when-solved", "None", "--eval-every", steps, "--eval-episodes", 1,
+        "--stop-when-solved", "None", "--eval-every", steps,
         "--final-episodes", 1, "--out", out, *options,
     )  # fmt: skip
     rows = _episodes(out)

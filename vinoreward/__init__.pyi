@@ -1,11 +1,12 @@
 from .backends.base import load_backend
 from .bundles.bundle import Bundle
 from .encoders import Encoder
-from .rewards.alarms import PrecisionBound, RateAlarm, TrustMonitor
+from .rewards.alarms import RateAlarm, TrustMonitor
 from .rewards.classifier import Classifier
 from .rewards.decision import RewardOptions, SuccessDetector
 from .rewards.interventions import Axis, Intervention, SearchSpace
 from .rewards.judge import Judge
+from .rewards.precision import PrecisionBound, PrecisionCertificate
 from .rewards.reward_model import RewardModel
 from .wrappers.encoded import EncodedObservation
 from .wrappers.env_adapter import ImageInInfo
@@ -28,6 +29,7 @@ __all__ = [
     "Judge",
     "LearnedReward",
     "PrecisionBound",
+    "PrecisionCertificate",
     "RateAlarm",
     "RewardModel",
     "RewardOptions",

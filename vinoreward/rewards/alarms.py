@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from vinoreward.errors import ConfigError
+from vinoreward.rewards.precision import PrecisionBound, PrecisionCertificate
 
 TITLES = {
     "false": "false claims",
@@ -95,64 +96,6 @@ class RateAlarm:
 
 
 @dataclass(frozen=True)
-class PrecisionBound:
-    """Bounds on the precision of claims that hold at every number of labels at once.
-
-    A confidence sequence: with a probability of at least ``1 - alpha`` the precision is between
-    ``low`` and ``high`` after each label, so one may look after every one and stop at will. It has
-    every precision whose likelihood is above ``alpha`` times that of the uniform mixture of all
-    (Howard, Ramdas, McAuliffe & Sekhon 2021, "Time-uniform, nonparametric, nonasymptotic confidence
-    sequences", Annals of Statistics, the beta-binomial mixture).
-
-    The labels must be of claims drawn at random, without regard to what they show. Claims of which
-    nobody can tell count as successes for ``high`` and as failures for ``low``.
-
-    Raises:
-        ConfigError: numbers that cannot work.
-    """
-
-    successes: int
-    failures: int
-    unclear: int = 0
-    alpha: float = 0.05
-
-    def __post_init__(self) -> None:
-        if min(self.successes, self.failures, self.unclear) < 0 or not 0 < self.alpha < 1:
-            raise ConfigError(f"found {self}. Expected counts from 0, and alpha between 0 and 1.")
-
-    @property
-    def labels(self) -> int:
-        """All of them."""
-        return self.successes + self.failures + self.unclear
-
-    @property
-    def low(self) -> float:
-        """Lower bound on the share of the claims that are successes."""
-        return 1.0 - _highest(self.failures + self.unclear, self.successes, self.alpha)
-
-    @property
-    def high(self) -> float:
-        """Upper bound on the share of the claims that are successes."""
-        return _highest(self.successes + self.unclear, self.failures, self.alpha)
-
-
-def _highest(successes: int, failures: int, alpha: float) -> float:
-    """Return the greatest share whose likelihood is at least ``alpha`` times the mixture's."""
-    if failures == 0:
-        return 1.0
-    # The mixture of all shares: the integral of p^s (1 - p)^f, a beta function.
-    least = math.lgamma(successes + 1) + math.lgamma(failures + 1) + math.log(alpha)
-    least -= math.lgamma(successes + failures + 2)
-    inside, outside = successes / (successes + failures), 1.0
-    # The likelihood falls from its greatest value on.
-    while inside < (middle := (inside + outside) / 2) < outside:
-        likelihood = failures * math.log1p(-middle)
-        likelihood += successes * math.log(middle) if successes else 0.0
-        inside, outside = (middle, outside) if likelihood >= least else (inside, middle)
-    return outside
-
-
-@dataclass(frozen=True)
 class Ended:
     """How an episode ended; None where nobody knows.
 
@@ -207,6 +150,8 @@ class TrustMonitor:
         earliest: first step of an episode, from 1, at which a success is possible; claims before it
             are tested for. None: no test.
         window: episodes behind a rate, at least 1.
+        precision: least share of the claims that must be successes, by people's labels of a random
+            sample, from 0 to 1.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -219,15 +164,20 @@ class TrustMonitor:
         ood: RateAlarm | None = None,
         earliest: int | None = None,
         window: int = 50,
+        precision: float = PRECISION,
     ) -> None:
         if window < 1:
             raise ConfigError(f"window is {window}. Expected a number of episodes, at least 1.")
         if earliest is not None and earliest < 1:
             raise ConfigError(f"earliest is {earliest}. Expected a step from 1, or None.")
+        if not 0 <= precision <= 1:  # NaN fails too
+            raise ConfigError(field="precision", value=precision, expected="a share from 0 to 1")
         self.false, self.ood, self.earliest = false, ood, earliest
         self.early = None if earliest is None else RateAlarm()
-        self.bound: PrecisionBound | None = None
-        """From the labels; None before the first."""
+        self.precision = precision
+        self.bounds: dict[str, PrecisionBound] = {}
+        """From the labels: ``precision`` of all claims and, of a certificate, ``last_precision``;
+        nothing before the first."""
         self.raised = dict.fromkeys(TESTS, 0)
         """Alarms of each test so far."""
         self._recent: deque[dict[str, float | None]] = deque(maxlen=window)
@@ -248,19 +198,29 @@ class TrustMonitor:
         }
         return [self._alarm(test, self._text(test)) for test, alarm in raised.items() if alarm]
 
-    def labelled(self, bound: PrecisionBound) -> list[Alarm]:
+    @property
+    def low_precision(self) -> bool:
+        """Whether the labels say that the claims' precision is surely too low."""
+        return any(bound.high < self.precision for bound in self.bounds.values())
+
+    def labelled(self, found: PrecisionBound | PrecisionCertificate) -> list[Alarm]:
         """Take what people said of a random sample of claims; return the alarm that it raises.
 
-        It is raised when the bound is surely below :data:`PRECISION`, and again only after it was
-        not.
+        It is raised when the precision is surely too low, of all claims or of the last ones, and
+        again only after it was not.
         """
-        before = self.bound is not None and self.bound.high < PRECISION
-        self.bound = bound
-        if bound.high >= PRECISION or before:
+        before = self.low_precision
+        if isinstance(found, PrecisionCertificate):
+            self.bounds = {"precision": found.run, "last_precision": found.last}
+        else:
+            self.bounds = {"precision": found}
+        if before or not self.low_precision:
             return []
+        name, bound = min(self.bounds.items(), key=lambda item: item[1].high)
+        claims = "the last claims" if name == "last_precision" else "all claims"
         text = (
             f"of {bound.labels} labelled claims {bound.failures} are no successes: with 95 % "
-            f"confidence at most {bound.high:.0%} of all claims are. Expected {PRECISION:.0%}. "
+            f"confidence at most {bound.high:.0%} of {claims} are. Expected {self.precision:.0%}. "
             "Mend the classifier with these labels (vinoreward mend) before going on"
         )
         return [self._alarm("precision", text)]
@@ -274,8 +234,8 @@ class TrustMonitor:
             alarm: RateAlarm | None = getattr(self, test)
             if alarm is not None and flags[needed]:
                 readings[f"{test}_evidence"] = alarm.evidence
-        if self.bound is not None:
-            readings |= {"precision_low": self.bound.low, "precision_high": self.bound.high}
+        for name, bound in self.bounds.items():
+            readings |= {f"{name}_low": bound.low, f"{name}_high": bound.high}
         return {**readings, "alarms": float(sum(self.raised.values()))}
 
     def _flags(self, name: str) -> list[bool]:

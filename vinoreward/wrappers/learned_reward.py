@@ -135,6 +135,13 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         self._model.close()
         super().close(**kwargs)  # type: ignore[misc]
 
+    def pause(self, paused: bool = True) -> None:
+        """Abstain from the next image on, or no longer: every image is withheld, as by ``on_ood``.
+
+        No success is claimed then, and an image is paid as a sure failure at most.
+        """
+        self._model.paused = paused
+
     def claimed_image(self, index: int = 0) -> NDArray[np.uint8] | None:
         """Return the image of an environment's last claim, ``(H, W, 3)`` RGB; None before it."""
         return self._claimed_images.get(index)

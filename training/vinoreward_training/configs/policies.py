@@ -62,6 +62,17 @@ class TrainConfig(RewardedTask):
     """What an alarm does: tell, stop (go on with --resume), or off. It is raised when significantly
     more than 5 % of the episodes end with a false claim (where the truth is known) or show a tenth
     of their images out of distribution; or when too few of the labelled claims are true."""
+    label_every: Count | None = None
+    """Draw one of so many claims for people to label (vinoreward label): their labels bound the
+    claims' precision at any time, over the whole run and over --last-claims. None: a sample of 200
+    claims of the whole run."""
+    last_claims: Count = 500
+    """Claims behind the bound on the last ones."""
+    min_precision: Share = 0.9
+    """Share of the claims that must be successes."""
+    on_low_precision: Literal["tell", "pause"] = "tell"
+    """With --label-every, while surely fewer are: tell, as --on-alarm; or pause, too: the reward
+    abstains, so that no success is claimed, until labels show a higher precision."""
     num_envs: Count = 1
     """Environments that are stepped together, with one classification of all their images per
     step. --timesteps counts the steps of all; off-policy algorithms make as many gradient steps per

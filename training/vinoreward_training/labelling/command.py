@@ -126,7 +126,8 @@ def _session(config: LabelConfig, source: Source, log: LabelLog, by: str) -> Ses
     known = config.bundle is None or len(done) == len(places)  # what is not asked: no scores
     opinion = recorded(source) if known else scored(source, str(config.bundle))
     if config.bundle is None and "drawn" in source.numbers:
-        order = np.argsort(source.numbers["drawn"], kind="stable").tolist()  # unknown ones last
+        drawn = source.numbers["drawn"], source.numbers["block"]  # unknown ones last
+        order = np.lexsort(drawn).tolist()
     else:
         order = most_useful_first(source, opinion, labels, by, SEED)
     order = [index for index in order if index not in done][: config.limit]

@@ -63,8 +63,8 @@ class Source:
     episodes: list[int] | None = None
     """Of each image; None if unknown."""
     numbers: dict[str, Floats] = field(default_factory=dict)
-    """``probability``, ``ood_score`` and ``true`` (1 for success), and ``drawn``, by which a run
-    drew its sample, as far as known: ``(N,)``, or NaN."""
+    """``probability``, ``ood_score`` and ``true`` (1 for success), and ``block`` and ``drawn``, by
+    which a run drew its sample, as far as known: ``(N,)``, or NaN."""
     claimed: bool = False
     """Whether a network claimed each to be a success."""
     left_out: int = 0
@@ -134,7 +134,7 @@ def of_run(run: Path) -> Source:
     _check_any(names, folder, 0)
     numbers = {
         column: np.array([row.get(column, math.nan) for _, row in rows])
-        for column in ("probability", "ood_score", "true", "drawn")
+        for column in ("probability", "ood_score", "true", "block", "drawn")
     }
     episodes = [row.get("episode", math.nan) for _, row in rows]
     return Source(

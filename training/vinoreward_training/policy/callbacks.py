@@ -11,13 +11,8 @@ import gymnasium as gym
 from tqdm import tqdm
 
 from vinoreward.errors import DatasetError
-from vinoreward.rewards.alarms import (
-    TESTS,
-    Ended,
-    PrecisionBound,
-    RateAlarm,
-    TrustMonitor,
-)
+from vinoreward.rewards.alarms import TESTS, Ended, RateAlarm, TrustMonitor
+from vinoreward.rewards.precision import PrecisionBound, PrecisionCertificate
 from vinoreward.wrappers.sb3 import ClaimedVsTrue
 from vinoreward_training.configs import TrainConfig
 from vinoreward_training.data.tables import write_table
@@ -68,11 +63,22 @@ class RunCallback(ClaimedVsTrue):
         tested = config.on_alarm != "off"
         super().__init__(truth_reader(config.truth).key)
         self.folder = folder
+        self._config = config
         self.trust = TrustMonitor(
             false=RateAlarm() if tested else None,
             ood=RateAlarm() if tested else None,
+            precision=config.min_precision,
         )
-        self.claims = ClaimSample(folder, config.seed, until=start)
+        self.claims = ClaimSample(
+            folder,
+            config.seed,
+            until=start,
+            every=config.label_every,
+            last=config.last_claims,
+        )
+        self._claim_count = 0
+        self._paused = False
+        """Whether the reward abstains."""
         self._next_labels = 0.0
         self._take_over(start)
         self._alarms_before = self.alarm_count
@@ -84,7 +90,6 @@ class RunCallback(ClaimedVsTrue):
         self._began: float | None = None
         self._evaluation_env = evaluation_env
         self._final_env = evaluation_env if final_env is None else final_env
-        self._config = config
         self._check_interrupt = check_interrupt
         self._next_evaluation = _next_multiple(start, config.eval_every)
         self._checkpoint_every = max(1000, (config.timesteps or 0) // 20)
@@ -99,6 +104,7 @@ class RunCallback(ClaimedVsTrue):
         """Bring the alarms to where they were when the run was stopped."""
         self.episodes += read_table(self.folder / "episodes.csv", EPISODE_COLUMNS, until=start)
         for row in self.episodes:
+            self._claim_count += bool(row["claimed"])
             length = None if row["length"] is None else int(row["length"])
             ended = Ended(row["claimed"], row["true"], row["ood"], length)
             for alarm in self.trust.add(ended):
@@ -107,8 +113,10 @@ class RunCallback(ClaimedVsTrue):
             if row["precision"]:
                 self.raised["precision"].append(int(row["step"] or 0))
         self.trust.raised["precision"] = len(self.raised["precision"])
-        if self.raised["precision"]:  # printed before: the same labels are no new alarm
-            self.trust.bound = self._labelled()
+        if self.raised["precision"] and (found := self._labelled()) is not None:
+            # Printed before: the same labels are no new alarm.
+            self.trust.labelled(found)
+            self.trust.raised["precision"] = len(self.raised["precision"])
 
     @property
     def seconds(self) -> float:
@@ -118,6 +126,7 @@ class RunCallback(ClaimedVsTrue):
 
     def _on_training_start(self) -> None:
         self._began = time.perf_counter()
+        self._pause_or_not()
 
     def _on_step(self) -> bool:
         """Note finished episodes; stopping here would lose the step, which SB3 stores later."""
@@ -170,21 +179,45 @@ class RunCallback(ClaimedVsTrue):
         if not now and time.perf_counter() < self._next_labels:
             return
         self._next_labels = time.perf_counter() + LABELS_EVERY
-        bound = self._labelled()
-        if bound is None or self._config.on_alarm == "off":
+        found = self._labelled()
+        if found is None or self._config.on_alarm == "off":
             return
-        self.tell(self.trust.labelled(bound))
+        self.tell(self.trust.labelled(found))
         for name, value in self.trust.readings().items():
             self.logger.record(f"trust/{name}", value)
+        for line in self.precision_facts().items():
+            self.say(": ".join(line))
+        self._pause_or_not()
+
+    def precision_facts(self) -> dict[str, str]:
+        """Return what the labels say of the claims, to be shown; empty without labels."""
+        named = {"precision": "all", "last_precision": "the last"}
+        return {
+            f"successes among {named[name]} claims": f"{bound.low:.0%} to {bound.high:.0%} with "
+            f"95 % confidence, as {bound.successes} of {bound.labels} labelled ones are"
+            for name, bound in self.trust.bounds.items()
+        }
+
+    def _pause_or_not(self) -> None:
+        """Have the reward abstain while the claims' precision is too low, if configured."""
+        paused = self._config.on_low_precision == "pause" and self.trust.low_precision
+        if paused == self._paused:
+            return
+        self._paused = paused
+        _pause(self.training_env, paused)
         self.say(
-            f"{bound.labels} labels of claims: {bound.low:.0%} to {bound.high:.0%} of the claims "
-            "are successes (95 % interval)."
+            f"The reward abstains from step {self.num_timesteps} on: no success is claimed, until "
+            "labels show a higher precision."
+            if paused
+            else f"The reward claims successes again from step {self.num_timesteps} on."
         )
 
-    def _labelled(self) -> PrecisionBound | None:
+    def _labelled(self) -> PrecisionBound | PrecisionCertificate | None:
         """Return what the labels say, None if they say nothing new; tell of damaged ones."""
         try:
-            return self.claims.labelled()
+            if self._config.label_every is None:
+                return self.claims.labelled()
+            return self.claims.certificate(self._claim_count)
         except DatasetError as error:
             self.say(str(error))
             return None
@@ -193,7 +226,11 @@ class RunCallback(ClaimedVsTrue):
         super()._note(info, ood)
         # Keep the image of the episode's claim if the sample wants it.
         row, episode = self.episodes[-1], len(self.episodes) - 1
-        drawn = self.claims.wants(episode) if row["claimed"] else None
+        if not row["claimed"]:
+            return
+        claim = self._claim_count
+        self._claim_count += 1
+        drawn = self.claims.wants(episode, claim)
         if drawn is None:
             return
         infos = self.locals["infos"]
@@ -205,6 +242,7 @@ class RunCallback(ClaimedVsTrue):
                 drawn,
                 step=self.num_timesteps,
                 episode=episode,
+                number=claim,
                 probability=info.get("reward_prob"),
                 ood_score=info.get("reward_ood"),
                 true=None if row["true"] is None else int(row["true"]),
@@ -302,3 +340,15 @@ def _claimed_image(env: Any, index: int) -> Any:
         return own(index)
     known = env.has_attr("claimed_image")
     return env.env_method("claimed_image", indices=[index])[0] if known else None
+
+
+def _pause(env: Any, paused: bool) -> None:
+    """Have the learned reward of all environments abstain, or no longer."""
+    # A wrapper finds that of wrappers inside; a batch is one.
+    own = getattr(env, "pause", None)
+    if own is None and isinstance(env, BatchedVecEnv):
+        own = env.get_attr("pause", 0)[0]
+    if own is None:
+        env.env_method("pause", paused)
+    else:
+        own(paused)

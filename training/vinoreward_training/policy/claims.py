@@ -14,13 +14,13 @@ from PIL import Image
 from vinoreward.errors import DatasetError, InputError
 from vinoreward.files import write_bytes
 from vinoreward.images import read_image
-from vinoreward.rewards.alarms import PrecisionBound
+from vinoreward.rewards.precision import LAST_CLAIMS, Answer, PrecisionBound, PrecisionCertificate
 from vinoreward_training.data.tables import write_table
 from vinoreward_training.labelling.labels import LABELS, Label, agreed_labels, read_labels
 from vinoreward_training.labelling.sources import CLAIMS, TABLE, digest_of
 from vinoreward_training.runs.report import read_table
 
-COLUMNS = ("image", "step", "episode", "probability", "ood_score", "true", "drawn")
+COLUMNS = ("image", "step", "episode", "probability", "ood_score", "true", "drawn", "block")
 NUMBERS = COLUMNS[1:]
 SIZE = 200
 """Claims that a training keeps."""
@@ -45,6 +45,8 @@ class Claim:
     drawn: float
     """A random number from 0 to 1. The sample is the claims with the smallest ones; in this order
     they are a random sample of any size."""
+    block: int | None = None
+    """Of the certificate, from 0, if the claim was drawn for it; these are labelled first."""
 
 
 class ClaimSample:
@@ -56,16 +58,30 @@ class ClaimSample:
     the images that it names, and what it no longer names is removed after that. What somebody has
     labelled is never removed.
 
+    For a certificate one claim of each block of ``every`` is drawn, too, from the seed and the
+    block, and never removed.
+
     Args:
         run: folder of the run.
         seed: of the draws.
         until: step of the checkpoint that the run goes on from; later claims are dropped.
         size: of the sample.
+        every: claims in a block; None: no certificate.
+        last: claims behind the certificate of the last ones.
     """
 
-    def __init__(self, run: Path, seed: int, until: int = 0, size: int = SIZE) -> None:
+    def __init__(
+        self,
+        run: Path,
+        seed: int,
+        until: int = 0,
+        size: int = SIZE,
+        every: int | None = None,
+        last: int = LAST_CLAIMS,
+    ) -> None:
         self.folder = run / CLAIMS
         self.size = size
+        self.every, self.last = every, last
         self._labels_path = run / LABELS
         self._seed = seed
         self._claims: dict[str, Claim] = {}
@@ -73,7 +89,7 @@ class ClaimSample:
         self._waiting: dict[str, npt.NDArray[np.uint8]] = {}
         self._labelled_later: set[str] = set()
         """Labelled images of later steps than the checkpoint; no other image takes their names."""
-        self._state: tuple[int, int] | None = None
+        self._state: tuple[int, ...] | None = None
         self._changed = False
         self._limit = 1.0
         """Numbers below it belong to the sample."""
@@ -83,10 +99,21 @@ class ClaimSample:
     def __len__(self) -> int:
         return len(self._claims)
 
-    def wants(self, episode: int) -> float | None:
-        """Return the number that an episode's claim draws; None if its image is not kept."""
+    def wants(self, episode: int, number: int | None = None) -> float | None:
+        """Return the number that an episode's claim draws; None if its image is not kept.
+
+        ``number`` is the claim's own in the run, from 0; a certificate needs it.
+        """
         drawn = float(np.random.default_rng([self._seed, 0xC1A1, episode]).random())
-        return drawn if drawn < self._limit else None
+        return drawn if drawn < self._limit or self._block(number) is not None else None
+
+    def _block(self, number: int | None) -> int | None:
+        """Return the block that a claim was drawn for; None if it was not."""
+        if number is None or self.every is None:
+            return None
+        block, place = divmod(number, self.every)
+        drawn = np.random.default_rng([self._seed, 0xB10C, block]).integers(self.every)
+        return block if place == drawn else None
 
     def add(
         self,
@@ -95,15 +122,17 @@ class ClaimSample:
         *,
         step: int,
         episode: int,
+        number: int | None = None,
         probability: float | None = None,
         ood_score: float | None = None,
         true: int | None = None,
     ) -> None:
-        """Take a claim that :meth:`wants` gave a number, with its ``(H, W, 3)`` RGB image."""
+        """Take a claim that :meth:`wants` wants, with its ``(H, W, 3)`` RGB image."""
         name = f"{episode:06d}.png"
         if name in self._labelled_later:
             return
-        self._claims[name] = Claim(name, step, episode, probability, ood_score, true, drawn)
+        known = probability, ood_score, true, drawn, self._block(number)
+        self._claims[name] = Claim(name, step, episode, *known)
         self._digests[name] = digest_of(image)
         self._waiting[name] = image
         self._changed = True
@@ -147,17 +176,7 @@ class ClaimSample:
         Raises:
             DatasetError: the log is damaged.
         """
-        if not self._labels_path.is_file():
-            return None
-        status = self._labels_path.stat()
-        state, before = (status.st_mtime_ns, status.st_size), self._state
-        self._state = state
-        if state == before:
-            return None
-        known = self._digests
-        labels = [one for one in self._read_labels() if one.sha256 == known.get(one.image)]
-        answers = {label.image: "unclear" for label in labels}
-        answers |= {label.image: label.label for label in agreed_labels(labels)}
+        answers = self._answers()
         if not answers:
             return None
         newest = max(self._claims[name].episode for name in answers)
@@ -170,8 +189,47 @@ class ClaimSample:
                 counts[answer] += 1
         return PrecisionBound(counts["success"], counts["failure"], counts["unclear"])
 
+    def certificate(self, claims: int) -> PrecisionCertificate | None:
+        """Return what the labels say after so many claims of the run; None if that is nothing new.
+
+        The blocks count up to the first whose claim nobody has labelled. Claims that were skipped,
+        called both, or have no image count as unclear.
+
+        Raises:
+            DatasetError: the log is damaged.
+        """
+        every = self.every or 1
+        answers = self._answers(claims // every)
+        if not answers:
+            return None
+        drawn = {claim.block: claim.image for claim in self._claims.values()}
+        counted: list[Answer] = []
+        for block in range(claims // every):
+            if block in drawn and drawn[block] not in answers:
+                break
+            counted.append(answers.get(drawn.get(block, ""), "unclear"))
+        return PrecisionCertificate.of(counted, every, self.last)
+
+    def _answers(self, blocks: int = 0) -> dict[str, Answer] | None:
+        """Return the answer to each labelled image; None if nothing is new since the last time."""
+        if not self._labels_path.is_file():
+            return None
+        status = self._labels_path.stat()
+        state, before = (status.st_mtime_ns, status.st_size, blocks), self._state
+        self._state = state
+        if state == before:
+            return None
+        known = self._digests
+        labels = [one for one in self._read_labels() if one.sha256 == known.get(one.image)]
+        answers: dict[str, Answer] = {label.image: "unclear" for label in labels}
+        agreed = agreed_labels(labels)
+        return answers | {
+            one.image: "success" if one.label == "success" else "failure" for one in agreed
+        }
+
     def _ordered(self) -> list[Claim]:
-        return sorted(self._claims.values(), key=lambda claim: claim.drawn)
+        sample = (claim for claim in self._claims.values() if claim.block is None)
+        return sorted(sample, key=lambda claim: claim.drawn)
 
     def _find_limit(self) -> None:
         kept = self._ordered()[: self.size]
@@ -211,6 +269,7 @@ class ClaimSample:
             except (InputError, OSError):
                 continue  # removed by somebody
             true = None if row["true"] is None else int(row["true"])
-            known = row["probability"], row["ood_score"], true, float(row["drawn"] or 0)
+            block = None if row["block"] is None else int(row["block"])
+            known = row["probability"], row["ood_score"], true, float(row["drawn"] or 0), block
             self._claims[name] = Claim(name, step, episode, *known)
             self._digests[name] = digest

@@ -115,6 +115,16 @@ def _presets(*names: str) -> dict[str, Any]:
 def _checked(config: TrainConfig, before: TrainConfig | None) -> TrainConfig:
     if before is None:
         config = _with_algorithm(config)
+    if config.on_low_precision == "pause" and (
+        config.label_every is None or config.on_alarm == "off"
+    ):
+        raise ConfigError(
+            field="on_low_precision",
+            value="pause",
+            expected="claims that are labelled at random all the time, and tested",
+            remedy="give `label_every`, the claims of which one is to be labelled, and `on_alarm` "
+            "tell or stop",
+        )
     return dataclasses.replace(
         config, timesteps=config.timesteps or 8000, learner=_learner(vars(config))
     )
@@ -147,7 +157,7 @@ def _with_algorithm(config: TrainConfig) -> TrainConfig:
 
 SETTINGS: Settings[TrainConfig] = Settings(
     TrainConfig,
-    fixed=("env", "algorithm", "learner", "encoder", "seed", "num_envs", "hold"),
+    fixed=("env", "algorithm", "learner", "encoder", "seed", "num_envs", "hold", "label_every"),
     task=task_of_bundle,
     preset=_preset,
     check=_checked,
@@ -213,8 +223,10 @@ def train(config: TrainConfig) -> TrainResult:
 
 def _check_reward_used(config: TrainConfig) -> None:
     """Refuse options of the learned reward that would be ignored."""
-    of_reward = ("reward_mode", "hold", "on_ood")
+    of_reward = ("reward_mode", "hold", "on_ood", "label_every")
     rewards = ("success_reward", "step_reward")
+    if config.label_every is None:
+        refuse_ignored(config, ("last_claims",), "a training without `label_every`")
     if not is_rewarded(config):
         by = f"a training on the own reward of {config.env}, without a bundle,"
         refuse_ignored(config, (*of_reward, *rewards), by)
@@ -362,9 +374,7 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
     for test in ("false", "ood", "precision"):
         steps = ", ".join(map(str, raised[test][:10]))
         facts[f"alarms of {TITLES[test]} at steps"] = steps or "none"
-    if (bound := callback.trust.bound) is not None:
-        facts["labelled claims that are successes"] = f"{bound.successes} of {bound.labels}"
-        facts["successes among all claims, 95 % interval"] = f"{bound.low:.0%} to {bound.high:.0%}"
+    facts |= callback.precision_facts()
     facts |= {
         "seconds of learning": round(result.seconds, 1),
         "of which evaluations": round(result.evaluation_seconds, 1),
@@ -391,7 +401,8 @@ def _write_summary(config: TrainConfig, callback: RunCallback, result: TrainResu
         "alarms": raised["false"],
         "ood_alarms": raised["ood"],
         "precision_alarms": raised["precision"],
-        "labelled_claims": plain(bound),
+        "labelled_claims": plain(callback.trust.bounds.get("precision")),
+        "last_labelled_claims": plain(callback.trust.bounds.get("last_precision")),
     }
     summary = {**plain(result), "folder": ".", "timesteps": config.timesteps, **alarms}
     write_json(folder / "summary.json", summary)
