@@ -92,8 +92,7 @@ class ActorsConfig:
     """Seconds without a sign of life after which a process is replaced; a reset may take 120."""
     learner: Arguments = field(default_factory=dict)
     """Settings of the algorithm: name value name value, such as learning_rate 1e-4 gamma 0.95.
-    correctors takes vtrace, importance, retrace, tree-backup or uncorrected, two as [vtrace,
-    importance]."""
+    correctors takes vtrace, importance or uncorrected, two as [vtrace, importance]."""
     env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment: name value name value."""
     truth: Annotated[str | None, RUNS_CODE] = None

@@ -38,8 +38,6 @@ OTHER_STAGES = Registry("vinoreward.stages", Stage, "stage")  # type: ignore[typ
 CORRECTORS: Mapping[str, Any] = {
     "vtrace": correction.VTrace,
     "importance": correction.ImportanceSampling,
-    "retrace": correction.Retrace,
-    "tree-backup": correction.TreeBackup,
     "uncorrected": correction.NoCorrection,
 }
 MONITORS = ("default", "watch", "kl", "alpha", "staged", "off")
