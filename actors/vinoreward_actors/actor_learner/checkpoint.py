@@ -86,7 +86,6 @@ class TrainingState:
             {
                 "learner": self.learner.state(),
                 "monitor": None if monitor is None else monitor.state(),
-                "pull_period": self.config.pull_period,
                 "steps": totals.steps,
                 "version": totals.version,
                 "returns": list(totals.returns),

@@ -291,21 +291,12 @@ def test_another_chain_is_refused_and_nothing_is_lost(tmp_path):
 
 @pytest.mark.parametrize("monitored", [False, True])
 def test_a_monitor_goes_on_with_the_users_settings(tmp_path, monitored):
-    """Whether it was there before or not: the chain's bits, and a pull period that was changed."""
+    """Whether it was there before or not: the chain's bits."""
     before = default_monitor("logits") if monitored else None
     training(None, Quantize("w4"), monitor=before, folder=tmp_path).learn(20)
     again = default_monitor("logits")
-    training(None, Quantize("w4"), monitor=again, folder=tmp_path, resume=True, pull_period=7)
-    assert (again.setting.bits, again.setting.pull_period) == (4, 7)
-
-
-def test_a_pull_period_that_a_monitor_chose_stays(tmp_path):
-    monitor, again = default_monitor("logits"), default_monitor("logits")
-    first = training(None, Quantize("w4"), monitor=monitor, folder=tmp_path)
-    monitor.setting = monitor.setting.changed({"pull_period": 3})
-    first.learn(20)
     training(None, Quantize("w4"), monitor=again, folder=tmp_path, resume=True)
-    assert again.setting.pull_period == 3
+    assert again.setting.bits == 4
 
 
 @pytest.mark.parametrize("trajectories", [1, 4])
