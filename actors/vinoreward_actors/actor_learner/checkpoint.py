@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from vinoreward.errors import ModelCorruptError
 from vinoreward.files import read_state, save_state
+from vinoreward_actors.actor_learner.acting.config import OBSERVATIONS
 from vinoreward_actors.actor_learner.compressor import STATE_FILE, check_state
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig
-from vinoreward_actors.actor_learner.engines.base import OBSERVATIONS
 from vinoreward_actors.actor_learner.progress import Totals
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
 from vinoreward_actors.compression.chain import CompressorChain
