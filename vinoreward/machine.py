@@ -1,10 +1,9 @@
-"""The machine: its processor, and what this process may use of it."""
+"""What this process may use of the machine: its cores."""
 
 from __future__ import annotations
 
 import math
 import os
-import platform
 from pathlib import Path
 
 
@@ -23,17 +22,3 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         # No such limit ("max"), or another system.
         return cores()
-
-
-def cpu_info(key: str) -> str:
-    """Return the first value of a key in ``/proc/cpuinfo``, empty where there is none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
-
-
-def cpu_model() -> str:
-    """Return the processor's name, or what the platform says."""
-    return cpu_info("model name") or platform.processor() or platform.machine()

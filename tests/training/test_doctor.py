@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from vinoreward.errors import install_command
-from vinoreward.machine import cores, cpu_model, usable_cores
+from vinoreward.machine import cores, usable_cores
 from vinoreward_training import doctor
 from vinoreward_training.cli import main
 from vinoreward_training.doctor import Finding
 from vinoreward_training.runs.fit import prepare_torch
 from vinoreward_training.runs.machine import (
+    cpu_model,
     describe_machine,
     freed_memory_kept,
     package_versions,

@@ -19,11 +19,12 @@ from vinoreward.backends.runtime import TELEMETRY_SWITCH, import_openvino, share
 from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError, install_command
-from vinoreward.machine import cores, cpu_model
+from vinoreward.machine import cores
 from vinoreward_training.configs import DoctorConfig
 from vinoreward_training.runs.machine import (
     EXTRAS,
     cpu_features,
+    cpu_model,
     git_commit,
     module_of,
     package_versions,

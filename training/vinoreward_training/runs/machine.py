@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from vinoreward.machine import cores, cpu_info, cpu_model, usable_cores
+from vinoreward.machine import cores, usable_cores
 
 PACKAGES = (
     "vinoreward", "gymnasium", "numpy", "openvino", "pillow", "warp-lang", "pybullet",
@@ -58,9 +58,14 @@ def extra_of(module: str) -> str | None:
     return {**extras, "mujoco": "dm-control"}.get(module.partition(".")[0])
 
 
+def cpu_model() -> str:
+    """Return the processor's name, or what the platform says."""
+    return _cpu_info("model name") or platform.processor() or platform.machine()
+
+
 def cpu_features() -> dict[str, bool]:
     """Return which instructions that matter to inference the processor has (Linux only)."""
-    flags = cpu_info("flags").split()
+    flags = _cpu_info("flags").split()
     return {name: flag in flags for name, flag in CPU_FEATURES.items()}
 
 
@@ -104,6 +109,15 @@ def describe_machine() -> dict[str, object]:
         "commit": git_commit(),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
     }
+
+
+def _cpu_info(key: str) -> str:
+    """Return the first value of a key in ``/proc/cpuinfo``, empty where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
 def threads() -> int:

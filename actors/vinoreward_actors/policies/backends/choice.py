@@ -11,18 +11,19 @@ import functools
 import hashlib
 import itertools
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vinoreward.errors import ConfigError, MissingExtraError, RunFolderError
 from vinoreward.files import cache_folder, read_json, write_json
-from vinoreward.machine import cpu_info, cpu_model
 from vinoreward_actors.policies.backends.base import PolicyBackend, make_backend
 from vinoreward_actors.policies.policy import (
     ActivationRange,
@@ -87,7 +88,10 @@ def measure(spec: PolicySpec, batch: int) -> Mapping[str, Cost]:
 
 def _machine() -> list[str]:
     """Return what the backends' speed depends on: processor, instructions, versions."""
-    found = [cpu_model(), cpu_info("flags"), os.environ.get("ONEDNN_MAX_CPU_ISA", "")]
+    found = [platform.machine(), platform.processor(), os.environ.get("ONEDNN_MAX_CPU_ISA", "")]
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        found += sorted({line for line in lines if line.startswith(("model name", "flags"))})
     for name in FP32:
         with contextlib.suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
