@@ -176,6 +176,12 @@ def is_inside(folder: Path, path: Path) -> bool:
     return not os.path.islink(target) and Path(target).is_relative_to(os.path.realpath(folder))
 
 
+def cache_folder(name: str) -> Path:
+    """Return a folder of the cache, made or not, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(root) / "vinoreward" / name
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file as 64 hexadecimal digits."""
     digest = hashlib.sha256()

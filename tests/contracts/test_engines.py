@@ -88,7 +88,7 @@ def watched(tmp_path: Path) -> Callable[..., EngineConfig]:
 def started(
     name: str, told: EngineConfig, settings: ActorSettings | None = None
 ) -> Iterator[Engine]:
-    spec = told.actor.policy
+    spec = told.policy
     with make_engine(name, told) as engine:
         engine.start(random_policy(spec), settings or ActorSettings(), observations(spec))
         yield engine

@@ -84,7 +84,7 @@ def test_the_documented_plugs_of_compressed_actors_work_together(project_root: P
         )
     )
     assert setting.bits == 16
-    assert Correction([VTrace(), names["Gentle"]()], critic="v") is not None
+    assert Correction([VTrace(), names["Gentle"]()]) is not None
 
 
 @pytest.fixture

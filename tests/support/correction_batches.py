@@ -9,7 +9,7 @@ import numpy as np
 from vinoreward_actors.correction import Corrector, OffPolicyBatch
 
 
-def make_batch(seed=0, steps=5, batch=4, q=False, dtype=np.float64, **changes):
+def make_batch(seed=0, steps=5, batch=4, dtype=np.float64, **changes):
     random = np.random.default_rng(seed)
     shape = (steps, batch)
     arrays = {
@@ -19,8 +19,6 @@ def make_batch(seed=0, steps=5, batch=4, q=False, dtype=np.float64, **changes):
         "values": random.normal(size=shape),
         "next_values": random.normal(size=shape),
     }
-    if q:
-        arrays["q_values"] = random.normal(size=shape)
     arrays = {name: array.astype(dtype) for name, array in arrays.items()}
     arrays["terminated"] = random.random(shape) < 0.2
     arrays["truncated"] = random.random(shape) < 0.2

@@ -13,14 +13,13 @@ import numpy as np
 import psutil
 import waiting
 
-from vinoreward_actors.actor_learner.acting.actor import ActorConfig
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
-from vinoreward_actors.actor_learner.compressor import CompressorConfig
-from vinoreward_actors.actor_learner.config import SamplesPerInsert
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineConfig, Event
+from vinoreward_actors.actor_learner.config import ActorLearnerConfig, SamplesPerInsert
+from vinoreward_actors.actor_learner.engines.base import Engine, Event
 from vinoreward_actors.actor_learner.engines.local import LocalEngine
 from vinoreward_actors.actor_learner.transport.link import ActorSettings
-from vinoreward_actors.actor_learner.transport.trajectory import Trajectory, TrajectorySpec
+from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
 from vinoreward_actors.compression.chain import CompressorChain
 from vinoreward_actors.policies.backends.base import make_backend
 from vinoreward_actors.policies.policy import Policy
@@ -60,27 +59,28 @@ def config(
     heartbeat: float = PATIENCE,
     restarts: int = 3,
     slots: int = 2,
-    **actor: Any,
+    first_version: int = 0,
+    **run: Any,
 ) -> EngineConfig:
+    told = {"backend": "numpy", "heartbeat": heartbeat, "restarts": restarts, "bits": bits, **run}
     return EngineConfig(
-        ActorConfig(
-            EnvironmentSpec(environment, kwargs or {}),
-            spec,
-            backend=actor.pop("backend", "numpy"),
+        ActorLearnerConfig(
+            actors=actors,
             environments=environments,
             steps=steps,
-            actors=actors,
-            compressed=chain is not None,
-            **actor,
+            engine="local" if bits >= 16 else "ray",
+            **told,
         ),
-        TrajectorySpec.of(spec, steps, environments),
-        compressor=None if chain is None else CompressorConfig(chain, folder=folder),
+        EnvironmentSpec(environment, kwargs or {}),
+        spec,
+        chain=chain,
+        compressed=chain is not None,
+        folder=folder,
+        fresh="max_lag" in run,
+        first_version=first_version,
         limiter=limiter,
         slots_per_actor=slots,
-        bits=bits,
         observations=128,
-        heartbeat=heartbeat,
-        restarts=restarts,
     )
 
 
@@ -93,7 +93,7 @@ def observations(spec: PolicySpec) -> Any:
 @contextlib.contextmanager
 def started(told: EngineConfig, settings: ActorSettings = USUAL) -> Iterator[LocalEngine]:
     """A running engine with random weights of version 0."""
-    spec = told.actor.policy
+    spec = told.policy
     with LocalEngine(told) as engine:
         engine.start(random_policy(spec), settings, observations(spec))
         yield engine

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from vinoreward_actors.actor_learner.acting.actor import Actor, ActorConfig
+from vinoreward_actors.actor_learner.acting.actor import Actor
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
+from vinoreward_actors.actor_learner.config import ActorLearnerConfig
 from vinoreward_actors.actor_learner.transport.link import ActorSettings, Link, Weights
 from vinoreward_actors.actor_learner.transport.trajectory import (
     FULL_PRECISION,
@@ -91,14 +93,9 @@ def acted(
     if begin is not None:
         begin(link)
     made = EnvironmentSpec(environment) if isinstance(environment, str) else environment
-    told = ActorConfig(
-        environment=made,
-        policy=spec,
-        backend=config.pop("backend", "numpy"),
-        environments=environments,
-        steps=steps,
-        **config,
-    )
+    run = {"backend": "numpy", "actors": 1, "environments": environments, "steps": steps, **config}
+    own = {name: run.pop(name) for name in ("first_version", "compressed") if name in run}
+    told = EngineConfig(ActorLearnerConfig(**run), made, spec, fresh="max_lag" in run, **own)
     with Actor(told, link, number=0) as actor:
         for _ in range(rollouts):
             actor.rollout()

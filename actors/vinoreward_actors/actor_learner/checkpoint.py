@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vinoreward.errors import ConfigError, ModelCorruptError
-from vinoreward.files import read_state, reason_of, save_state
+from vinoreward.errors import ModelCorruptError
+from vinoreward.files import read_state, save_state
+from vinoreward_actors.actor_learner.acting.config import OBSERVATIONS
 from vinoreward_actors.actor_learner.compressor import STATE_FILE, check_state
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig
-from vinoreward_actors.actor_learner.engines.base import OBSERVATIONS
 from vinoreward_actors.actor_learner.progress import Totals
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
 from vinoreward_actors.compression.chain import CompressorChain
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # importing them imports torch
 
 Array = npt.NDArray[Any]
 CHECKPOINT = "checkpoint.pt"
-PARTS = ("learner", "monitor", "steps", "version", "returns", "episodes", "observations", "pending")
 
 
 class ObservationBuffer:
@@ -86,7 +85,6 @@ class TrainingState:
             {
                 "learner": self.learner.state(),
                 "monitor": None if monitor is None else monitor.state(),
-                "pull_period": self.config.pull_period,
                 "steps": totals.steps,
                 "version": totals.version,
                 "returns": list(totals.returns),
@@ -105,7 +103,7 @@ class TrainingState:
 
         Raises:
             ModelCorruptError: the checkpoint or the compressor's state is damaged.
-            ConfigError: they are of another configuration.
+            ConfigError: the learner or the chain is of another configuration.
         """
         folder = self.folder
         state = None if folder is None else load_checkpoint(folder)
@@ -114,18 +112,7 @@ class TrainingState:
         if self.chain is not None and (folder / STATE_FILE).is_file():
             # Now: later only the compressor's process would fail, and training would run on.
             check_state(folder / STATE_FILE, self.chain)
-        try:
-            self._take(state)
-        except (
-            LookupError, TypeError, ValueError, RuntimeError, AttributeError, ArithmeticError,
-            AssertionError,
-        ) as error:  # fmt: skip
-            if isinstance(error, ConfigError):
-                raise
-            raise ModelCorruptError(
-                f"the checkpoint in {folder} does not fit: {reason_of(error)}. Expected one of the "
-                f"same configuration; restore it from a copy, or start over in another folder."
-            ) from error
+        self._take(state)
         return True
 
     def _take(self, state: Mapping[str, Any]) -> None:
@@ -148,9 +135,7 @@ class TrainingState:
             # An update waits for at least one more.
             pending = pending[len(pending) - min(needed - 1, len(pending)) :]
         self.pending = pending
-        rows, shape = state["observations"].numpy(), self.learner.spec.observation_shape
-        if rows.shape[1:] != shape or not len(rows):
-            raise ValueError(f"observations of {rows.shape[1:]}, not {shape}, as the network")
+        rows = state["observations"].numpy()
         self.observations = ObservationBuffer(rows, seed=config.seed + totals.version)
 
 
@@ -158,23 +143,15 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     """Return a folder's checkpoint, or None if there is none.
 
     Raises:
-        ModelCorruptError: the file cannot be read as plain tensors, or is incomplete.
+        ModelCorruptError: the file cannot be read as plain tensors.
     """
     path = folder / CHECKPOINT
     try:
-        value = read_state(path)
+        return read_state(path)
     except FileNotFoundError:
         return None
     except ModelCorruptError as why:
-        raise _damaged(f"{path} is damaged or not a checkpoint: {why}") from why
-    missing = [name for name in PARTS if name not in value]
-    if missing:
-        raise _damaged(f"{path} has no {', '.join(missing)}", f" with {', '.join(PARTS)}")
-    return value
-
-
-def _damaged(what: str, parts: str = "") -> ModelCorruptError:
-    return ModelCorruptError(
-        f"{what}. Expected a checkpoint of vinoreward actors{parts}; restore it from a copy, or "
-        "delete it to start over."
-    )
+        raise ModelCorruptError(
+            f"{path} is damaged or not a checkpoint: {why}. Expected a checkpoint of vinoreward "
+            "actors; restore it from a copy, or delete it to start over."
+        ) from why

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from vinoreward.errors import ConfigError, ModelCorruptError, OutputError, VinorewardError
 from vinoreward.files import atomic_path, open_plain, read_npz, read_plain, reason_of
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
 from vinoreward_actors.actor_learner.transport.link import NONE, Link
 from vinoreward_actors.actor_learner.transport.trajectory import FULL_PRECISION
 from vinoreward_actors.compression.chain import (
@@ -43,20 +44,6 @@ MISSED = 4
 fall further behind."""
 
 
-@dataclass(frozen=True)
-class CompressorConfig:
-    """Settings of the compressor."""
-
-    chain: CompressorChain
-    backend: str = "numpy"  # of the actors, if the chain does not set it (``Compile`` does)
-    seed: int = 0
-    folder: Path | None = None  # of the state file; None for none
-    resume: bool = False  # load the state at the start
-    counted: bool = False
-    """Stages make their configured number of updates, so that runs repeat bit by bit; otherwise as
-    many as the learner's pace allows."""
-
-
 class Pace:
     """Time limit for distillation, from the rate of the learner's pushes."""
 
@@ -76,24 +63,23 @@ class Pace:
 
 
 class Compressor:
-    """Compresses the newest version when it is called.
+    """Compresses the newest version by a chain, which it changes, when it is called.
 
-    Actors compute ``batch`` observations at once. ``outputs`` computes compressed policies on their
+    ``outputs`` computes compressed policies on their
     backends, for the check before publication; None checks in NumPy.
     """
 
     def __init__(
         self,
-        config: CompressorConfig,
+        config: EngineConfig,
+        chain: CompressorChain,
         link: Link,
-        batch: int = 1,
         outputs: Run | None = None,
     ) -> None:
         self._config = config
         self._link = link
-        self._batch = batch
         self._outputs = outputs
-        self._chain = config.chain
+        self._chain = chain
         self._pace = Pace()
         self._have = NONE
         self._pushes = 0
@@ -116,7 +102,7 @@ class Compressor:
         self._link.report("pulled", self._have)
         pushed = weights.policy()
         parameters = pushed.float_parameters()
-        teacher = pushed.replace(parameters=parameters, backend=self._config.backend)
+        teacher = pushed.replace(parameters=parameters, backend=self._config.run.compressed_backend)
         with self._reporting(self._have):
             return self._push(teacher)
         return False
@@ -140,9 +126,9 @@ class Compressor:
             teacher=teacher,
             observations=observations,
             push=self._pushes,
-            seed=self._config.seed,
-            seconds=None if self._config.counted else seconds,
-            batch=self._batch,
+            seed=self._config.run.seed,
+            seconds=None if self._config.run.engine == "inline" else seconds,
+            batch=self._config.run.environments,
             bits=float(settings.bits or FULL_BITS) if "bits" in parameters else None,
             sparsity=settings.sparsity if "sparsity" in parameters else None,
         )

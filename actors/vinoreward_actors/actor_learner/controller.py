@@ -113,13 +113,13 @@ class Controller:
         self.cache = PolicyCache()
 
     def begin(self) -> None:
-        """Initialise the monitor from the chain's settings and the config's pull period.
+        """Initialise the monitor from the chain's settings.
 
         Values that the user has set stay.
         """
         if self.monitor is None:
             return
-        initial: dict[str, object] = {"pull_period": self._config.pull_period}
+        initial: dict[str, object] = {}
         if "bits" in self._parameters:
             initial["bits"] = self._bits()
         if "sparsity" in self._parameters:
@@ -135,17 +135,11 @@ class Controller:
         self.changes()  # are not reported
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Resume from a checkpoint's state.
-
-        Settings that the user changed between the two runs apply; others stay as the monitor set.
-        """
+        """Resume from a checkpoint's state."""
         if self.monitor is None or state["monitor"] is None:
             self.begin()
             return
         self.monitor.load_state(state["monitor"])
-        if state.get("pull_period") != self._config.pull_period:
-            changed = {"pull_period": self._config.pull_period}
-            self.monitor.setting = self.monitor.setting.changed(changed)
         self.changes()
 
     def _bits(self) -> int | None:
@@ -172,7 +166,6 @@ class Controller:
         return dataclasses.replace(
             settings,
             alpha=setting.alpha,
-            pull_period=setting.pull_period,
             enabled=setting.enabled,
             bits=setting.bits,
             sparsity=setting.sparsity,

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 
 from vinoreward.closing import Closing
 from vinoreward.errors import VinorewardError
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
 from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.acting.evaluation import (
     FIRST_SEED,
@@ -19,7 +20,7 @@ from vinoreward_actors.actor_learner.acting.evaluation import (
 )
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig
 from vinoreward_actors.actor_learner.controller import Pushed
-from vinoreward_actors.actor_learner.engines.base import EngineConfig, Event
+from vinoreward_actors.actor_learner.engines.base import Event
 from vinoreward_actors.actor_learner.engines.processes import Child, run_evaluator
 from vinoreward_actors.policies.policy import Policy
 from vinoreward_actors.policies.wire import save_policy

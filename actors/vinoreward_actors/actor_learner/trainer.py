@@ -11,7 +11,7 @@ import numpy as np
 from vinoreward.errors import ConfigError
 from vinoreward.processes import interrupt_between
 from vinoreward.wrappers.true_success import Truth
-from vinoreward_actors.actor_learner.acting.actor import ActorConfig
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
 from vinoreward_actors.actor_learner.acting.environments import (
     EnvironmentSpec,
     as_config_error,
@@ -20,10 +20,10 @@ from vinoreward_actors.actor_learner.acting.environments import (
 )
 from vinoreward_actors.actor_learner.acting.profile import Breakdown
 from vinoreward_actors.actor_learner.checkpoint import Array, ObservationBuffer, TrainingState
-from vinoreward_actors.actor_learner.compressor import STATE_FILE, CompressorConfig
+from vinoreward_actors.actor_learner.compressor import STATE_FILE
 from vinoreward_actors.actor_learner.config import ActorLearnerConfig, SamplesPerInsert
 from vinoreward_actors.actor_learner.controller import Controller
-from vinoreward_actors.actor_learner.engines.base import Engine, EngineConfig
+from vinoreward_actors.actor_learner.engines.base import Engine
 from vinoreward_actors.actor_learner.engines.inline import InlineEngine
 from vinoreward_actors.actor_learner.engines.local import LocalEngine
 from vinoreward_actors.actor_learner.engines.ray.engine import RayEngine
@@ -31,7 +31,6 @@ from vinoreward_actors.actor_learner.evaluating import BackgroundEvaluations, In
 from vinoreward_actors.actor_learner.learners.base import Learner
 from vinoreward_actors.actor_learner.progress import Progress, Summary
 from vinoreward_actors.actor_learner.training_loop import Loop
-from vinoreward_actors.actor_learner.transport.trajectory import TrajectorySpec
 from vinoreward_actors.compression.chain import CompressorChain
 from vinoreward_actors.monitoring.monitor import Monitor
 
@@ -182,21 +181,12 @@ class ActorLearner:
             SharedMemoryError: not enough shared memory; nothing was started.
             RunFolderError: a checkpoint cannot be written.
         """
-        config, state, compressor = self.config, self._state, None
-        if state.chain is not None:
-            if state.folder is not None and not self._resumed:
-                # State of another training, which a restarted compressor must not load.
-                (state.folder / STATE_FILE).unlink(missing_ok=True)
-            compressor = CompressorConfig(
-                state.chain,
-                config.compressed_backend,
-                seed=config.seed,
-                folder=state.folder,
-                resume=self._resumed,
-                counted=config.engine == "inline",
-            )
+        config, state = self.config, self._state
+        if state.chain is not None and state.folder is not None and not self._resumed:
+            # State of another training, which a restarted compressor must not load.
+            (state.folder / STATE_FILE).unlink(missing_ok=True)
+        settings = engine_config(state, self._environment, resume=self._resumed)
         self._resumed = True
-        settings = engine_config(state, self._environment, compressor)
         evaluations = InlineEvaluations if config.engine == "inline" else BackgroundEvaluations
         with (
             make_engine(config.engine, settings) as engine,
@@ -239,35 +229,24 @@ def limiter_for(learner: Learner, config: ActorLearnerConfig) -> SamplesPerInser
 
 
 def engine_config(
-    state: TrainingState, environment: EnvironmentSpec, compressor: CompressorConfig | None
+    state: TrainingState, environment: EnvironmentSpec, *, resume: bool
 ) -> EngineConfig:
     """Return an engine's settings for a training."""
     learner, config = state.learner, state.config
-    spec, needs = learner.spec, learner.consumption
+    needs = learner.consumption
     per_actor = -(-needs.trajectories // config.actors)
-    # A learner with a replay uses old trajectories, too.
-    fresh = needs.trajectories > 0
-    staleness = min(config.max_staleness, config.max_lag) if fresh else config.max_staleness
     return EngineConfig(
-        actor=ActorConfig(
-            environment=environment,
-            policy=spec,
-            backend=config.backend,
-            environments=config.environments,
-            steps=config.steps,
-            actors=config.actors,
-            seed=config.seed,
-            compressed=compressor is not None,
-            max_staleness=staleness,
-            max_lag=config.max_lag if fresh else None,
-            first_version=state.totals.version,
-        ),
-        trajectory=TrajectorySpec.of(spec, config.steps, config.environments),
-        compressor=compressor,
+        config,
+        environment,
+        learner.spec,
+        chain=state.chain,
+        compressed=state.chain is not None,
+        folder=state.folder,
+        resume=resume,
+        # A learner with a replay uses old trajectories, too.
+        fresh=needs.trajectories > 0,
+        first_version=state.totals.version,
         limiter=limiter_for(learner, config),
         # Enough that a large batch cannot deadlock.
         slots_per_actor=1 + max(1, per_actor),
-        bits=config.bits,
-        heartbeat=config.heartbeat,
-        restarts=config.restarts,
     )

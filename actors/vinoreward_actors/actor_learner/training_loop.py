@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from vinoreward.errors import InputError, OutputError
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
 from vinoreward_actors.actor_learner.acting.evaluation import Evaluation
 from vinoreward_actors.actor_learner.acting.profile import COUNTERS, Breakdown
 from vinoreward_actors.actor_learner.checkpoint import TrainingState
@@ -17,7 +18,6 @@ from vinoreward_actors.actor_learner.config import EVALUATE_EVERY
 from vinoreward_actors.actor_learner.controller import Pushed
 from vinoreward_actors.actor_learner.engines.base import (
     Engine,
-    EngineConfig,
     EngineError,
     Messages,
 )

@@ -99,7 +99,7 @@ def build(config: ActorsConfig) -> Parts:
     settings = ActorLearnerConfig(
         **{**shared, "steps": config.trajectory, "samples_per_insert": ratio}
     )
-    monitor = monitor_of(config.monitor, learner.spec.head, chain, config.pull_period)
+    monitor = monitor_of(config.monitor, learner.spec.head, chain)
     environment = _environment(config, config.env_kwargs)
     return Parts(task, learner, chain, monitor, environment, settings)
 

@@ -36,6 +36,15 @@ class ActorsConfig:
     (AcceRL's switch between 8 and 16 bits), alpha: {low: 0.02, high: 0.2} (AcceRL's mix of both
     networks), staged, watch (changes nothing), off.
 
+    --preset is a training of the papers, a name below and one of its arms:
+        actorq/cartpole-                fp32, int8, prune-int8, fp32-8-environments
+        actorq/cartpole-dqn-            fp32, int8, fp32-8-environments, each also with -spi1
+        actorq/cartpole-balance-        (one sample per insert), such as int8-spi1
+        actorq/cartpole-balance-curve-  fp32, int8, fp32-8-environments
+        actorq/walker-stand-curve-      fp32, int8, fp32-8-environments
+        accerl/pong-                    original, original-8-environments, net3, alpha, int8,
+                                        prune-int8, kl, staged
+
     Examples:
         vinoreward actors --task CartPole-v0 --network 2x256 --steps 60000 --target 195
         vinoreward actors --task CartPole-v0 --compress "quantize: int8" --profile-only 4000
@@ -54,7 +63,7 @@ class ActorsConfig:
     out: Path = Path("runs/actors")
     """Folder for all files of this run."""
     preset: str | None = None
-    """An experiment of the papers, such as actorq/cartpole-int8; help lists them."""
+    """An experiment of the papers, such as actorq/cartpole-int8, see above."""
     config: Path | None = None
     """YAML file with these option names (underscores); the command line overrides it."""
     task: Annotated[str, RUNS_CODE] = "CartPole-v0"
@@ -92,8 +101,7 @@ class ActorsConfig:
     """Seconds without a sign of life after which a process is replaced; a reset may take 120."""
     learner: Arguments = field(default_factory=dict)
     """Settings of the algorithm: name value name value, such as learning_rate 1e-4 gamma 0.95.
-    correctors takes vtrace, importance, retrace, tree-backup or uncorrected, two as [vtrace,
-    importance]."""
+    correctors takes vtrace, importance or uncorrected, two as [vtrace, importance]."""
     env_kwargs: Arguments = field(default_factory=dict)
     """Arguments of the environment: name value name value."""
     truth: Annotated[str | None, RUNS_CODE] = None

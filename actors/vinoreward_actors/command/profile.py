@@ -93,8 +93,8 @@ def profile(config: ActorsConfig) -> None:
     steps = config.profile_only or 0
     spec = build(config).learner.spec
     table = [
-        {"backend": name, "µs per call": f"{1e6 * seconds:.1f}"}
-        for name, seconds in backends.measure(spec, config.environments).items()
+        {"backend": name, "µs per call": f"{1e6 * cost.call:.1f}"}
+        for name, cost in backends.measure(spec, config.environments).items()
     ]
     print(f"backends on this machine, {config.environments} observations a call")
     print(f"{aligned(table, left=1, indent=2)}\n", flush=True)

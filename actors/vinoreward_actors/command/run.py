@@ -143,8 +143,7 @@ def _conclude(
         reached = (summary.steps, seconds)
     verdict = "There is no breakdown: no actor has made a step since the resume."
     if summary.steps > watcher.start:
-        compressed = parts.chain is not None and summary.compressed is not None
-        verdict = breakdown.advice(summary.learner_seconds, config.actors, compressed=compressed)
+        verdict = breakdown.advice(summary.learner_seconds, config.actors)
     return Outcome(
         folder=folder,
         steps=summary.steps,

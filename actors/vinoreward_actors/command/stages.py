@@ -38,8 +38,6 @@ OTHER_STAGES = Registry("vinoreward.stages", Stage, "stage")  # type: ignore[typ
 CORRECTORS: Mapping[str, Any] = {
     "vtrace": correction.VTrace,
     "importance": correction.ImportanceSampling,
-    "retrace": correction.Retrace,
-    "tree-backup": correction.TreeBackup,
     "uncorrected": correction.NoCorrection,
 }
 MONITORS = ("default", "watch", "kl", "alpha", "staged", "off")
@@ -197,44 +195,21 @@ def correctors_of(text: str) -> tuple[correction.Corrector, ...]:
     return tuple(correctors)
 
 
-def setting_of(parameters: Mapping[str, float], pull_period: int) -> monitoring.CompressionSetting:
-    """Return the chain's parameters as the monitor's initial setting."""
-    bits = parameters.get("bits")
-    return monitoring.CompressionSetting(
-        bits=None if bits is None else int(bits),
-        sparsity=float(parameters.get("sparsity", 0.0)),
-        pull_period=pull_period,
-    )
-
-
-def monitor_of(
-    text: str, head: Head, chain: CompressorChain | None, pull_period: int
-) -> monitoring.Monitor | None:
-    """Return the monitor that ``--monitor`` names; None for ``off`` or without compression.
-
-    Of several, the first that wants a change gets it.
-    """
+def monitor_of(text: str, head: Head, chain: CompressorChain | None) -> monitoring.Monitor | None:
+    """Return the monitor that ``--monitor`` names; None for ``off`` or without compression."""
     items = items_of(text, "--monitor")
+    if len(items) > 1:
+        raise ConfigError(f"--monitor has {text!r:.80}. Expected one strategy, such as {{kl: 14}}.")
     for item in items:
-        if item.name not in MONITORS or item.name == "off":  # "off" cannot be combined
+        if item.name not in MONITORS or item.name == "off":
             raise ConfigError(
                 f"--monitor has {item.name!r:.80}. Expected one of {', '.join(MONITORS)}, with "
                 "settings such as {kl: 14}."
             )
     if not items or chain is None:
         return None
-    parameters, safer = chain.parameters(), chain.safer()
-    strategies = [
-        strategy
-        for item in items
-        if (strategy := _strategy(item, head, parameters, safer)) is not None
-    ]
-    strategy = (
-        monitoring.Composite(strategies) if len(strategies) > 1 else next(iter(strategies), None)
-    )
-    return monitoring.Monitor(
-        monitoring.default_indicators(head), strategy, setting_of(parameters, pull_period)
-    )
+    strategy = _strategy(items[0], head, chain.parameters(), chain.safer())
+    return monitoring.Monitor(monitoring.default_indicators(head), strategy)
 
 
 def _strategy(

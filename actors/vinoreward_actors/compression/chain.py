@@ -167,36 +167,8 @@ class Stage(abc.ABC):
         """Return the state to keep between pushes."""
         return {}
 
-    def load_state(self, state: State) -> None:
-        """Restore what :meth:`state` returned.
-
-        Raises:
-            ConfigError: the state is not this stage's.
-        """
-        self._parts_of(state)
-
-    def _parts_of(
-        self, state: State, numbers: Sequence[str] = (), parts: Sequence[str] = ()
-    ) -> dict[str, dict[str, Value]]:
-        """Return part to name to value of the entries ``PART.NAME`` of a saved state.
-
-        ``numbers`` are the keys of all other entries, ``parts`` names such as ``"kept"``.
-        """
-        entries: dict[str, dict[str, Value]] = {part: {} for part in parts}
-        others = set()
-        for key, value in state.items():
-            part, _, name = key.partition(".")
-            if part in entries and name:
-                entries[part][name] = value
-            else:
-                others.add(key)
-        if others != set(numbers):
-            wanted = ", ".join((*numbers, *(f"{part}.NAME" for part in parts))) or "none"
-            raise ConfigError(
-                f"{type(self).__name__} got the state {sorted(state)}. Expected {wanted}; another "
-                "chain saved it."
-            )
-        return entries
+    def load_state(self, state: State) -> None:  # noqa: B027 - most have none
+        """Restore what :meth:`state` returned."""
 
     def _float_weights(self, policy: Policy) -> dict[str, Floats]:
         """Return the policy's parameters as float32; ConfigError if some are quantized."""
@@ -208,6 +180,12 @@ class Stage(abc.ABC):
                 "float weights; put Quantize after it."
             )
         return policy.float_parameters()
+
+
+def part_of(state: State, part: str) -> dict[str, Value]:
+    """Return name to value of the entries ``PART.NAME`` of a saved state."""
+    start = f"{part}."
+    return {key[len(start) :]: value for key, value in state.items() if key.startswith(start)}
 
 
 class CompressorChain:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vinoreward.errors import ConfigError
-from vinoreward_actors.compression.chain import FLOAT, CompressionContext, Stage, State, Value
+from vinoreward_actors.compression.chain import (
+    FLOAT,
+    CompressionContext,
+    Stage,
+    State,
+    Value,
+    part_of,
+)
 from vinoreward_actors.policies.policy import Floats, Policy
 from vinoreward_actors.policies.spec import PolicySpec
 
@@ -148,16 +155,8 @@ class Distill(Stage):
 
     def load_state(self, state: State) -> None:
         """Restore the saved student."""
-        parts = self._parts_of(state, ["updates"], PARTS)
-        last = {
-            part: {name: np.array(each, np.float32) for name, each in arrays.items()}
-            for part, arrays in parts.items()
+        self._last, self._updates = None, int(state["updates"])
+        self._saved = {
+            part: {name: np.array(each, np.float32) for name, each in part_of(state, part).items()}
+            for part in PARTS
         }
-        shapes = [{name: array.shape for name, array in last[part].items()} for part in PARTS]
-        if any(each != shapes[0] for each in shapes):
-            raise ConfigError(
-                f"Distill got the state {sorted(state)}. Expected weights and two moments of the "
-                "same shapes; another chain saved it."
-            )
-        self._saved, self._last = last, None
-        self._updates = int(state["updates"])

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError
-from vinoreward_actors.compression.chain import FLOAT, CompressionContext, Stage, State
+from vinoreward_actors.compression.chain import FLOAT, CompressionContext, Stage, State, part_of
 from vinoreward_actors.compression.distill import Distill
 from vinoreward_actors.policies.policy import Floats, Parameter, Policy
 from vinoreward_actors.policies.spec import Flatten, Layer
@@ -152,11 +152,12 @@ class Prune(Stage):
 
     def load_state(self, state: State) -> None:
         """Restore the saved choice of neurons."""
-        parts = self._parts_of(state, ["sparsity", "pushes"], ["kept", "width"])
         self.sparsity = _checked_sparsity(float(state["sparsity"]))
         self._pushes = int(state["pushes"])
-        self._kept = {name: np.array(kept, np.int64) for name, kept in parts["kept"].items()}
-        self._widths = {name: int(width) for name, width in parts["width"].items()}
+        self._kept = {
+            name: np.array(kept, np.int64) for name, kept in part_of(state, "kept").items()
+        }
+        self._widths = {name: int(width) for name, width in part_of(state, "width").items()}
 
 
 def _checked_sparsity(sparsity: float) -> float:

@@ -23,6 +23,7 @@ from vinoreward_actors.compression.chain import (
     Stage,
     State,
     batches,
+    part_of,
 )
 from vinoreward_actors.policies.policy import ActivationRange, Policy, layer_inputs
 from vinoreward_actors.policies.spec import PolicySpec
@@ -161,10 +162,9 @@ class Quantize(Stage):
 
     def load_state(self, state: State) -> None:
         """Restore the saved ranges."""
-        parts = self._parts_of(state, ["bits"], ["seen"])
         self.set_parameter("bits", float(state["bits"]))
         self._seen = {}
-        for name, value in parts["seen"].items():
+        for name, value in part_of(state, "seen").items():
             low, high = np.asarray(value, dtype=np.float64).tolist()
             self._seen[name] = (low, high)
 

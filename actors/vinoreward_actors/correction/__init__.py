@@ -19,15 +19,10 @@ Notation, for step ``t`` of one trajectory:
 
 Correctors of role ``target`` make the critic's targets and the advantages:
 
-* :class:`VTrace`, for state values: ``v_t = V_t + delta_t + d_t c_t (v_{t+1} - V_{t+1})`` with
+* :class:`VTrace`: ``v_t = V_t + delta_t + d_t c_t (v_{t+1} - V_{t+1})`` with
   ``delta_t = min(rho, rho_t) (r_t + d_t V'_t - V_t)`` and ``c_t = lam min(c, rho_t)``, which is
   the sum of Espeholt et al. 2018, eq. 1, as a recursion;
-* :class:`Retrace`, for action values: the general operator of Munos et al. 2016, ``G_t = Q_t +
-  e_t``, ``e_t = delta_t + d_t c_{t+1} e_{t+1}``, ``delta_t = r_t + d_t E_pi Q(s'_t, .) - Q_t``
-  (the coefficient is that of the *next* action) with ``c_t = lam min(1, rho_t)``;
-* :class:`TreeBackup`: the same with ``c_t = lam pi(a_t|s_t)`` (Precup et al. 2000); needs no
-  ``mu``;
-* :class:`NoCorrection`: uncorrected lambda-returns, for both, said explicitly.
+* :class:`NoCorrection`: uncorrected lambda-returns, said explicitly.
 
 A corrector of role ``policy_gradient`` makes the weight of ``grad log pi(a_t|s_t)`` times the
 advantage: :class:`ImportanceSampling`, ``min(rho, rho_t)``.
@@ -43,16 +38,13 @@ V-trace brings its own policy-gradient weight ``min(rho, rho_t)``; beside
     value_loss = ((corrected.targets - values) ** 2).mean()
     policy_loss = -(corrected.advantages * log_pi).mean()   # the weight is already in it
 
-Off-policy learners with one-step targets (DQN, SAC, TD3, D4PG) need no corrector at all: to them a
-compressed actor is one more behaviour policy.
+Learners with a replay (DQN, D4PG) take no corrector: to one-step targets a compressed actor is one
+more behaviour policy, and targets of several steps stay uncorrected.
 
-Papers:
+Paper:
 
 * L. Espeholt et al., *IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner
   Architectures*, ICML 2018, section 4.
-* R. Munos et al., *Safe and Efficient Off-Policy Reinforcement Learning*, NeurIPS 2016.
-* D. Precup, R. S. Sutton, S. Singh, *Eligibility Traces for Off-Policy Policy Evaluation*,
-  ICML 2000.
 """
 
 from __future__ import annotations
@@ -68,8 +60,6 @@ from vinoreward_actors.correction.corrector import (
 from vinoreward_actors.correction.correctors import (
     ImportanceSampling,
     NoCorrection,
-    Retrace,
-    TreeBackup,
     VTrace,
 )
 
@@ -81,8 +71,6 @@ __all__ = [
     "ImportanceSampling",
     "NoCorrection",
     "OffPolicyBatch",
-    "Retrace",
-    "TreeBackup",
     "VTrace",
     "check_correctors",
 ]

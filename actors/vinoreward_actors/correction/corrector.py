@@ -21,9 +21,6 @@ from vinoreward_actors.correction.returns import (
 from vinoreward_actors.policies.distributions import effective_sample_size
 
 Role = Literal["target", "policy_gradient"]
-Critic = Literal["v", "q"]
-
-_CRITICS: dict[str, str] = {"v": "state values V(s)", "q": "action values Q(s, a)"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +29,6 @@ class OffPolicyBatch:
 
     All arrays are time-major ``(T, B)`` and of one shape. Reals are float32 or float64, and all
     computation is in float64. The arrays are neither copied nor written to.
-
-    A state-value learner leaves ``q_values`` out and gets targets for ``V(s_t)``. An action-value
-    learner passes ``q_values`` and gets targets for ``Q(s_t, a_t)``; its ``values`` and
-    ``next_values`` are then expectations of Q under the target policy, best from its target
-    network (for SAC the soft ones, ``E_pi[Q - alpha log pi]``; the equations are the same).
 
     Raises:
         InputError: an invalid shape, dtype or number; the message names the array.
@@ -55,14 +47,12 @@ class OffPolicyBatch:
     truncated: Mask
     """The episode was cut off after this step (a time limit): bootstraps from ``next_values``."""
     values: Floats
-    """``V(s_t)``, or ``E_pi Q(s_t, .)``, by the learner (never by the compressed network)."""
+    """``V(s_t)`` by the learner (never by the compressed network)."""
     next_values: Floats
     """The same for the true successor of step ``t``: at the end of an episode the final
     observation, not the next episode's first one. Ignored where ``terminated``."""
     gamma: float
     """Discount per step, 0 to 1."""
-    q_values: Floats | None = None
-    """``Q(s_t, a_t)`` of the executed action, for action-value learners."""
 
     def __post_init__(self) -> None:
         reals = self._reals
@@ -86,14 +76,10 @@ class OffPolicyBatch:
         network = "The learner's network has diverged: lower its learning rate or clip gradients."
         check_finite("values", self.values, network)
         check_finite("next_values", self.successor_values, network)
-        if self.q_values is not None:
-            check_finite("q_values", self.q_values, network)
 
     @property
     def _reals(self) -> dict[str, Floats]:
-        names = ["log_pi", "log_mu", "rewards", "values", "next_values"]
-        if self.q_values is not None:
-            names.append("q_values")
+        names = ("log_pi", "log_mu", "rewards", "values", "next_values")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -143,7 +129,7 @@ class Estimate:
     """Intermediate result of correctors, all ``(T, B)``; :class:`Correction` creates it."""
 
     targets: Floats
-    """Targets of ``V(s_t)``, or of ``Q(s_t, a_t)`` where the batch has ``q_values``."""
+    """Targets of ``V(s_t)``."""
     advantages: Floats
     """Advantages of the executed actions **before** weighting."""
     weights: Floats
@@ -157,7 +143,7 @@ class Corrected:
     """A learner's inputs: detached targets, advantages, and statistics of the ratios."""
 
     targets: Floats
-    """``(T, B)``, regression targets of ``V(s_t)`` or ``Q(s_t, a_t)``."""
+    """``(T, B)``, regression targets of ``V(s_t)``."""
     advantages: Floats
     """``(T, B)``, factor for ``grad log pi(a_t|s_t)``. Includes the importance weight: do not
     apply it again."""
@@ -186,9 +172,6 @@ class Corrector(abc.ABC):
 
     role: ClassVar[Role]
     """``"target"`` computes targets and advantages; ``"policy_gradient"`` only the weight."""
-    critic: ClassVar[Critic | None] = None
-    """Critic it can correct: ``"v"``, ``"q"``, or ``None`` for both. Built-in correctors that need
-    ``q_values`` have ``"q"``."""
 
     @abc.abstractmethod
     def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
@@ -206,9 +189,7 @@ class Corrector(abc.ABC):
         """
 
 
-def check_correctors(
-    correctors: Iterable[Corrector], critic: Critic | None = None
-) -> tuple[Corrector, ...]:
+def check_correctors(correctors: Iterable[Corrector]) -> tuple[Corrector, ...]:
     """Check that the correctors fit together; return them with the ``target`` one first.
 
     There is one corrector per role, so that a ratio is not applied twice. The target must be
@@ -217,7 +198,6 @@ def check_correctors(
 
     Args:
         correctors: one of role ``"target"``, at most one of role ``"policy_gradient"``.
-        critic: what the learner's critic estimates, if known: ``"v"`` or ``"q"``.
 
     Raises:
         ConfigError: the correctors do not fit; the message says why and what to do.
@@ -247,29 +227,10 @@ def check_correctors(
     if "target" not in by_role:
         others = ", ".join(map(str, by_role.values())) or "none at all"
         raise ConfigError(
-            f"There is no corrector of role 'target' ({others}); expected one, such as VTrace() "
-            "for state values or Retrace() for action values. Use NoCorrection() to learn from "
-            "uncorrected returns."
+            f"There is no corrector of role 'target' ({others}); expected one, such as "
+            "VTrace(), or NoCorrection() to learn from uncorrected returns."
         )
-    chain = tuple(by_role[role] for role in ("target", "policy_gradient") if role in by_role)
-    if critic is not None:
-        _check_critic(chain, critic)
-    return chain
-
-
-def _check_critic(chain: tuple[Corrector, ...], critic: Critic) -> None:
-    """Refuse a state-value corrector for an action-value critic, and the reverse."""
-    for corrector in chain:
-        if corrector.critic not in (None, critic):
-            remedy = (
-                "Use Retrace(), TreeBackup() or NoCorrection()."
-                if critic == "q"
-                else "Pass q_values, or use VTrace() or NoCorrection()."
-            )
-            raise ConfigError(
-                f"{corrector} corrects {_CRITICS[corrector.critic]}, but the learner's critic "
-                f"estimates {_CRITICS[critic]}. {remedy}"
-            )
+    return tuple(by_role[role] for role in ("target", "policy_gradient") if role in by_role)
 
 
 class Correction:
@@ -277,15 +238,13 @@ class Correction:
 
     Args:
         correctors: see :func:`check_correctors`.
-        critic: what the learner's critic estimates, to report a mismatch now and not at the first
-            batch.
 
     Raises:
         ConfigError: the correctors do not fit together.
     """
 
-    def __init__(self, correctors: Iterable[Corrector], critic: Critic | None = None) -> None:
-        self.correctors = check_correctors(correctors, critic)
+    def __init__(self, correctors: Iterable[Corrector]) -> None:
+        self.correctors = check_correctors(correctors)
         """In the order of application."""
 
     def __repr__(self) -> str:
@@ -297,12 +256,10 @@ class Correction:
         The results are new arrays in the batch's precision; the batch does not change.
 
         Raises:
-            ConfigError: a corrector does not fit the batch's critic, or changes what its role
-                may not change.
+            ConfigError: a corrector changes what its role may not change.
             InputError: a corrector cannot use the batch's numbers.
             OutputError: a corrector returned another shape, or numbers that are not finite.
         """
-        _check_critic(self.correctors, "v" if batch.q_values is None else "q")
         ones = np.ones(batch.shape)
         one_step = batch.rewards + batch.discounts * batch.successor_values
         unclipped = np.zeros(batch.shape, dtype=np.bool_)

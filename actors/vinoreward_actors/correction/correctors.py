@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,8 +9,7 @@ import numpy as np
 
 from vinoreward.errors import ConfigError
 from vinoreward_actors.correction import returns
-from vinoreward_actors.correction.corrector import Corrector, Critic, Estimate, OffPolicyBatch, Role
-from vinoreward_actors.correction.returns import Doubles
+from vinoreward_actors.correction.corrector import Corrector, Estimate, OffPolicyBatch, Role
 
 
 def _check_share(name: str, value: float) -> None:
@@ -46,7 +44,6 @@ class VTrace(Corrector):
     """Decay of the trace, 0 to 1."""
 
     role: ClassVar[Role] = "target"
-    critic: ClassVar[Critic | None] = "v"
 
     def __post_init__(self) -> None:
         _check_limit("rho", self.rho)
@@ -100,78 +97,11 @@ class ImportanceSampling(Corrector):
 
 
 @dataclass(frozen=True)
-class _ActionValueCorrector(Corrector):
-    """Munos returns for some trace coefficients; weights stay 1."""
-
-    lam: float = 1.0
-
-    role: ClassVar[Role] = "target"
-    critic: ClassVar[Critic | None] = "q"
-
-    def __post_init__(self) -> None:
-        _check_share("lam", self.lam)
-
-    @abc.abstractmethod
-    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
-        """Return ``c_t`` of every row, ``(T, B)``."""
-
-    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
-        """Return this method's targets; weights stay 1."""
-        if batch.q_values is None:
-            raise ConfigError(
-                "The batch has no q_values; an action-value corrector needs Q(s_t, a_t). Pass "
-                "them, or use VTrace() or NoCorrection()."
-            )
-        coefficients = self._coefficients(batch)
-        targets = returns.munos_returns(
-            **batch.return_arguments, q_values=batch.q_values, coefficients=coefficients
-        )
-        return replace(estimate, targets=targets, advantages=targets - batch.values)
-
-
-@dataclass(frozen=True)
-class Retrace(_ActionValueCorrector):
-    """Retrace for action values: ``c_t = lam min(1, rho_t)`` (Munos et al. 2016).
-
-    Raises:
-        ConfigError: ``lam`` is not in 0 to 1.
-    """
-
-    lam: float = 0.95
-    """Decay of the trace, 0 to 1."""
-
-    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
-        return returns.retrace_coefficients(batch.log_rhos, self.lam)
-
-    def correct(self, batch: OffPolicyBatch, estimate: Estimate) -> Estimate:
-        """Return Retrace's targets; weights stay 1."""
-        return replace(super().correct(batch, estimate), clipped=batch.log_rhos > 0.0)
-
-
-@dataclass(frozen=True)
-class TreeBackup(_ActionValueCorrector):
-    """Tree-backup for action values: ``c_t = lam pi(a_t|s_t)`` (Precup et al. 2000).
-
-    Does not use the behaviour probability (``log_mu`` only enters the effective sample size); for
-    discrete actions only. The slowest corrector: its traces are short even on-policy.
-
-    Raises:
-        ConfigError: ``lam`` is not in 0 to 1.
-    """
-
-    lam: float = 1.0
-    """Decay of the trace, 0 to 1."""
-
-    def _coefficients(self, batch: OffPolicyBatch) -> Doubles:
-        return returns.tree_backup_coefficients(batch.log_pi, self.lam)
-
-
-@dataclass(frozen=True)
 class NoCorrection(Corrector):
-    """Uncorrected returns, for state and action values.
+    """Uncorrected returns.
 
     Learns the behaviour policy's return over the horizon of the target, plus the learner's value
-    after it. For action values, ``lam=0`` is exact.
+    after it.
 
     Raises:
         ConfigError: ``lam`` not in 0 to 1.

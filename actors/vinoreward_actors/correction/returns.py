@@ -1,18 +1,6 @@
 """Importance ratios and multi-step returns, as pure functions of ``(T, B)`` arrays.
 
-:func:`vtrace` gives state values (Espeholt et al. 2018), :func:`munos_returns` action values (the
-general operator of Munos et al. 2016), for one trajectory::
-
-    G_t = r_t + d_t (E_pi Q(s'_t, .) + c_{t+1} (G_{t+1} - Q(s_{t+1}, a_{t+1})))
-
-One recursion covers a family of methods; only the trace coefficients ``c_t`` differ (their
-table 1):
-
-=================================  =============================================================
-:func:`retrace_coefficients`       ``lam min(1, rho_t)``: safe for any ``mu``, low variance
-:func:`tree_backup_coefficients`   ``lam pi(a_t|s_t)``: needs no ``mu``; short traces even on-policy
-:func:`truncated_weights`          ``min(limit, rho_t)``: unbiased without a limit, high variance
-=================================  =============================================================
+:func:`vtrace` is the correction of Espeholt et al. 2018, :func:`lambda_returns` none.
 
 Every function refuses arrays that are not ``(T, B)`` of one shape, with an :class:`InputError`.
 """
@@ -34,8 +22,6 @@ Mask = NDArray[np.bool_]
 LOG_RATIO_LIMIT = 20.0
 """Upper bound of a log ratio (nats). ``exp(20)`` is 5e8: far beyond what a truncated estimator
 uses, and a product of a few such ratios still fits a float64. Ratios may underflow to 0."""
-# Rounding of a float32 log-softmax; a value further above 0 is a density.
-_LOG_PROBABILITY_TOLERANCE = 1e-5
 
 
 def check_time_major(**arrays: NDArray[Any]) -> None:
@@ -177,54 +163,6 @@ def vtrace(
     # v_{t+1} is V' plus the next row's correction; at an end ``carried`` leaves V' alone.
     advantages = one_step + carried * following - values
     return VTraceReturns(values + corrections, advantages, weights)
-
-
-def retrace_coefficients(log_rhos: Floats, lam: float) -> Doubles:
-    """Return ``lam min(1, rho_t)`` of the action of each row (Munos et al. 2016)."""
-    return lam * truncated_weights(log_rhos, 1.0)
-
-
-def tree_backup_coefficients(log_pi: Floats, lam: float) -> Doubles:
-    """Return ``lam pi(a_t|s_t)`` of the action of each row (Precup et al. 2000).
-
-    Raises:
-        InputError: ``log_pi`` is above 0: a density of continuous actions is no probability.
-    """
-    highest = float(log_pi.max())
-    if highest > _LOG_PROBABILITY_TOLERANCE:
-        raise InputError(
-            f"log_pi reaches {highest:.3g}; Tree-backup multiplies with probabilities, whose "
-            "logarithms are at most 0. It cannot use a density of continuous actions: use Retrace."
-        )
-    return lam * np.minimum(np.exp(log_pi.astype(np.float64)), 1.0)
-
-
-def munos_returns(
-    *,
-    rewards: Floats,
-    discounts: Floats,
-    q_values: Floats,
-    next_values: Floats,
-    coefficients: Floats,
-    ends: Mask,
-) -> Doubles:
-    """Return the targets ``G_t`` of ``Q(s_t, a_t)``, ``(T, B)``.
-
-    ``q_values`` are ``Q(s_t, a_t)`` of the executed action, ``next_values``
-    ``E_pi Q(s'_t, .)`` at the true successor. ``coefficients`` are ``c_t`` of the action of row
-    ``t``: step ``t`` uses row ``t + 1``, so the first row and rows after an end are not read. The
-    other arguments are as for :func:`vtrace`.
-    """
-    check_time_major(rewards=rewards, discounts=discounts, q_values=q_values)
-    check_time_major(rewards=rewards, next_values=next_values, coefficients=coefficients, ends=ends)
-    one_step = rewards + discounts * next_values.astype(np.float64)
-    carried = np.where(ends, 0.0, discounts)
-    returns = np.empty_like(one_step)
-    later = np.zeros(one_step.shape[1])
-    for step in range(len(one_step) - 1, -1, -1):
-        returns[step] = one_step[step] + carried[step] * later
-        later = coefficients[step] * (returns[step] - q_values[step])
-    return returns
 
 
 def lambda_returns(

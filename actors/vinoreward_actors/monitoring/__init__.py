@@ -32,14 +32,13 @@ from vinoreward_actors.monitoring.strategies import (
     SwitchPrecision,
     Threshold,
 )
-from vinoreward_actors.monitoring.strategy import Composite, CompressionSetting, Limit, Strategy
+from vinoreward_actors.monitoring.strategy import CompressionSetting, Limit, Strategy
 
 __all__ = [
     "COMPRESSED",
     "FULL",
     "KL",
     "Change",
-    "Composite",
     "CompressionSetting",
     "CumulativeReward",
     "EffectiveSampleSize",

@@ -40,13 +40,18 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from vinoreward.errors import ConfigError, VinorewardError
 from vinoreward_actors.monitoring.batch import MonitorBatch
-from vinoreward_actors.monitoring.indicators import KL, WINDOW, Indicator, default_indicators
+from vinoreward_actors.monitoring.indicators import (
+    KL,
+    Indicator,
+    Statistic,
+    default_indicators,
+)
 from vinoreward_actors.monitoring.strategies import STOP, SwitchPrecision, Threshold
 from vinoreward_actors.monitoring.strategy import (
     CompressionSetting,
@@ -56,8 +61,6 @@ from vinoreward_actors.monitoring.strategy import (
 )
 from vinoreward_actors.policies.spec import Head
 
-ALARM = "alarm"
-"""Reading that a monitor with limits adds: the largest ratio of a reading to its limit."""
 HISTORY = 1000
 
 # Compression alone, for rows with a known source; far stricter than the limits that include lag.
@@ -130,12 +133,10 @@ class Monitor:
         indicators: with distinct names.
         strategy: decides on changes; None only watches.
         setting: the initial setting.
-        limits: reading name to a positive number; adds the reading ``"alarm"``.
         history: maximum number of readings and changes in memory.
 
     Raises:
-        ConfigError: duplicate indicator names, invalid limits, or a strategy whose readings no
-            indicator gives.
+        ConfigError: duplicate indicator names, or a strategy whose readings no indicator gives.
     """
 
     def __init__(
@@ -144,22 +145,12 @@ class Monitor:
         strategy: Strategy | None = None,
         setting: CompressionSetting | None = None,
         *,
-        limits: Mapping[str, float] | None = None,
         history: int = HISTORY,
     ) -> None:
         names = [indicator.name for indicator in indicators]
-        if len(set(names)) != len(names) or ALARM in names:
+        if len(set(names)) != len(names):
             raise ConfigError(
-                f"the monitor's indicators are named {names}. Expected distinct names other than "
-                f"{ALARM!r}."
-            )
-        self._limits = dict(limits or {})
-        if not set(self._limits) <= set(names) or not all(
-            limit > 0.0 for limit in self._limits.values()
-        ):
-            raise ConfigError(
-                f"the monitor's limits are {self._limits}. Expected positive limits of readings "
-                f"among {', '.join(names)}."
+                f"the monitor's indicators are named {names}. Expected distinct names."
             )
         self._indicators = tuple(indicators)
         self._strategy: Strategy | None = None
@@ -182,13 +173,12 @@ class Monitor:
             ConfigError: no indicator gives the strategy's readings.
         """
         given = [indicator.name for indicator in self._indicators]
-        given += [ALARM] if self._limits else []
         wanted = strategy.reads()
         if wanted and not set(wanted) & set(given):
             raise ConfigError(
                 f"{type(strategy).__name__} decides by {', '.join(wanted)}, but the indicators "
                 f"give {', '.join(given) or 'nothing'}. Expected at least one in common: add the "
-                "indicator, or use a KLMonitor for a strategy that decides by alarm."
+                "indicator."
             )
         self._strategy = strategy
         self._fresh = strategy.state()
@@ -225,9 +215,6 @@ class Monitor:
                 value = float(indicator.update(judged))
             if not np.isnan(value):
                 values[indicator.name] = value
-        alarms = [values[name] / limit for name, limit in self._limits.items() if name in values]
-        if alarms:
-            values[ALARM] = max(alarms)
         self.readings.append(Reading(self._updates, batch.learner_version, values))
         broken = batch.broken()
         if self.halted:
@@ -317,31 +304,25 @@ class Monitor:
 
 
 class KLMonitor(Monitor):
-    """AcceRL's: raises the alarm when the largest KL(learner || compressed) passes a threshold.
+    """AcceRL's: more bits when the largest KL(learner || compressed) passes a threshold.
 
     Args:
-        threshold: in nats; AcceRL's 14 is for unbounded logits.
-        strategy: decides by the reading ``"alarm"`` (1 at the threshold); by default 8 bits
-            below it and 16 above.
+        threshold: in nats; AcceRL's 14 is for unbounded logits. Fewer bits again below a quarter.
+        fast: precision while all is well.
+        safe: precision otherwise.
         setting: the initial setting.
-        window: number of rows.
     """
 
     def __init__(
         self,
         threshold: float = 14.0,
-        strategy: Strategy | None = None,
+        fast: str = "int8",
+        safe: str = "fp16",
         setting: CompressionSetting | None = None,
-        *,
-        window: int = WINDOW,
     ) -> None:
-        watched = KL("max", "pi_mu", window=window)
-        super().__init__(
-            [watched, *(KL(each, "pi_mu", window=window) for each in ("mean", "variance"))],
-            strategy or SwitchPrecision("int8", "fp16"),
-            setting,
-            limits={watched.name: threshold},
-        )
+        limit = Limit("kl_pi_mu_max", threshold, 0.25 * threshold)
+        watched = [KL(each, "pi_mu") for each in get_args(Statistic)]
+        super().__init__(watched, SwitchPrecision(fast, safe, limits=(limit,)), setting)
 
 
 def default_strategy(

@@ -134,8 +134,8 @@ class SwitchPrecision(Threshold):
     Args:
         fast: precision while all is well: ``"int2"`` to ``"int8"``, ``"fp16"`` or ``"fp32"``.
         safe: precision otherwise.
-        limits: limits on the readings; by default on the monitor's ``alarm``: the largest ratio of
-            a reading to its limit.
+        limits: limits on the readings; by default AcceRL's, on the largest KL(learner ||
+            compressed).
         patience: as for :class:`Threshold`.
         cooldown: as for :class:`Threshold`.
 
@@ -148,7 +148,7 @@ class SwitchPrecision(Threshold):
         fast: str = "int8",
         safe: str = "fp16",
         *,
-        limits: Sequence[Limit] = (Limit("alarm", bad=1.0, good=0.25),),
+        limits: Sequence[Limit] = (Limit("kl_pi_mu_max", bad=14.0, good=3.5),),
         patience: int = 50,
         cooldown: int = 3,
     ) -> None:

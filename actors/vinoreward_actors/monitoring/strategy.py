@@ -40,8 +40,6 @@ class CompressionSetting:
     alpha: float = 1.0
     """Probability that an actor uses the compressed network for its next block of steps; AcceRL's
     linear mix."""
-    pull_period: int = 100
-    """Steps of one environment between two checks for newer weights."""
     enabled: bool = True
     """False stops all compression."""
 
@@ -52,15 +50,10 @@ class CompressionSetting:
             raise ConfigError(
                 f"the compression setting has bits={self.bits}. Expected 2 to 8, 16, or None."
             )
-        if not (
-            0.0 <= self.sparsity <= MOST_SPARSE
-            and 0.0 <= self.alpha <= 1.0
-            and self.pull_period >= 1
-        ):
+        if not (0.0 <= self.sparsity <= MOST_SPARSE and 0.0 <= self.alpha <= 1.0):
             raise ConfigError(
-                f"the compression setting has sparsity {self.sparsity}, alpha {self.alpha} and "
-                f"pull period {self.pull_period}. Expected 0 to {MOST_SPARSE}, 0 to 1, and at "
-                "least 1 step."
+                f"the compression setting has sparsity {self.sparsity} and alpha {self.alpha}. "
+                f"Expected 0 to {MOST_SPARSE}, and 0 to 1."
             )
 
     @property
@@ -69,8 +62,8 @@ class CompressionSetting:
         return self.enabled and self.alpha > 0.0 and (self.bits is not None or self.sparsity > 0.0)
 
     def same_network(self, other: CompressionSetting) -> bool:
-        """Return whether both give the same network (alpha and pull period do not matter)."""
-        return self == dataclasses.replace(other, alpha=self.alpha, pull_period=self.pull_period)
+        """Return whether both give the same network (alpha does not matter)."""
+        return self == dataclasses.replace(other, alpha=self.alpha)
 
     def changed(self, changes: Mapping[str, Any]) -> CompressionSetting:
         """Return a copy with other values.
@@ -177,50 +170,6 @@ class Strategy(Stateful, abc.ABC):
     def reads(self) -> tuple[str, ...]:
         """Return the readings it decides by; it needs at least one. Empty if it does not say."""
         return ()
-
-
-class Composite(Strategy):
-    """Several strategies: in each round, the first one that wants a change gets it.
-
-    Args:
-        strategies: in order of priority; put those that guard first.
-
-    Raises:
-        ConfigError: no strategies.
-    """
-
-    def __init__(self, strategies: Sequence[Strategy]) -> None:
-        if not strategies:
-            raise ConfigError("Composite got no strategies. Expected at least one.")
-        self._strategies = tuple(strategies)
-
-    def decide(self, readings: Readings, setting: CompressionSetting) -> CompressionSetting:
-        """See :meth:`Strategy.decide`."""
-        for strategy in self._strategies:
-            changed = strategy.decide(readings, setting)
-            if changed != setting:
-                self.reason = strategy.reason
-                return changed
-        return setting
-
-    def reads(self) -> tuple[str, ...]:
-        """See :meth:`Strategy.reads`."""
-        return tuple(name for strategy in self._strategies for name in strategy.reads())
-
-    def state(self) -> dict[str, Any]:
-        """See :meth:`Stateful.state`."""
-        return {"parts": [strategy.state() for strategy in self._strategies]}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`Stateful.load_state`."""
-        parts = state.get("parts")
-        if not isinstance(parts, list) or len(parts) != len(self._strategies):
-            raise ConfigError(
-                f"{len(self._strategies)} strategies got the saved state {parts!r}. Expected one "
-                "state for each: resume with the strategy that the training started with."
-            )
-        for strategy, part in zip(self._strategies, parts, strict=True):
-            strategy.load_state(part)
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,8 @@ def _apply(layer: Dense | Conv, values: Floats, weight: Floats, bias: Floats) ->
 
 def layer_inputs(policy: Policy, observations: npt.NDArray[np.generic]) -> dict[str, Floats]:
     """Return the input of every layer with weights, head included, before any rounding."""
-    return _run(policy, observations)[1]
+    check_observations(policy.spec, observations)
+    return run(policy, policy.float_parameters(), observations)[1]
 
 
 def forward(policy: Policy, observations: npt.NDArray[np.generic]) -> Floats:
@@ -251,12 +252,14 @@ def forward(policy: Policy, observations: npt.NDArray[np.generic]) -> Floats:
     Raises:
         InputError: observations of another shape or dtype, or not finite.
     """
-    return _run(policy, observations)[0]
-
-
-def _run(policy: Policy, observations: npt.NDArray[np.generic]) -> tuple[Floats, dict[str, Floats]]:
     check_observations(policy.spec, observations)
-    parameters = policy.float_parameters()
+    return run(policy, policy.float_parameters(), observations)[0]
+
+
+def run(
+    policy: Policy, parameters: Mapping[str, Floats], observations: npt.NDArray[np.generic]
+) -> tuple[Floats, dict[str, Floats]]:
+    """Return outputs (N, K) and layers' inputs, by the policy's :meth:`Policy.float_parameters`."""
     values = observations.astype(np.float32) * np.float32(policy.spec.scale)
     inputs: dict[str, Floats] = {}
     for layer in policy.spec.layers:

@@ -69,10 +69,15 @@ class TorchPolicy(nn.Module):
                 values = values.flatten(1)
         return values
 
+    def outputs(self, features: Tensor) -> Tensor:
+        """Return the head's outputs (N, K) for its input (N, F)."""
+        outputs: Tensor = self.get_submodule(self.spec.layers[-1].name)(features)
+        return outputs
+
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the head's outputs (N, K), and values (N,) if there is a value head."""
         features = self.features(observations)
-        outputs: Tensor = self.get_submodule(self.spec.layers[-1].name)(features)
+        outputs = self.outputs(features)
         if self.spec.value is None:
             return outputs, None
         value: Tensor = self.get_submodule(self.spec.value.name)(features)

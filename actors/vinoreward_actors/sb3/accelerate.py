@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +24,13 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import Tensor
 
 from vinoreward.errors import ConfigError
-from vinoreward_actors.sb3.acting import ActingNetwork, Timing, check_same, complete_values, measure
+from vinoreward_actors.policies.backends.choice import measure
+from vinoreward_actors.sb3.acting import (
+    ActingNetwork,
+    check_same,
+    complete_values,
+    shared_seconds,
+)
 from vinoreward_actors.sb3.network import acting_policy
 
 Backend = Literal["auto", "openvino", "onnxruntime"]
@@ -40,7 +46,7 @@ CALLS = 200
 WORTHWHILE = 1.05
 """Factor on the whole training below which plain Stable-Baselines3 trains."""
 LEAST = 15.0
-"""Seconds of acting that are left, from which measuring pays: it takes one or two."""
+"""Seconds of acting that are left, from which measuring pays: it takes some seconds, once."""
 MAX_KL = 0.02
 """Divergence in nats from which INT8 actions are not the policy's any more; PPO stops an update at
 such values (its ``target_kl``)."""
@@ -74,9 +80,9 @@ class Accelerated:
             acting_policy(model)  # refuses what it cannot run
 
     @property
-    def timings(self) -> tuple[Timing, ...]:
-        """What was measured, the model's own network (``torch``) first; empty before."""
-        return tuple(self._acting.timings)
+    def timings(self) -> Mapping[str, float]:
+        """Seconds of an action by network: ``"own"``, ``"openvino int8"``; empty before."""
+        return self._acting.timings
 
     @property
     def chosen(self) -> tuple[str, str] | None:
@@ -123,7 +129,7 @@ class _Acting(BaseCallback):
         self._decided = "auto" not in (backend, precision)
         if self._decided:
             self.chosen = backend, precision
-        self.timings: list[Timing] = []
+        self.timings: dict[str, float] = {}
         self._network: ActingNetwork | None = None
         self._rows: list[npt.NDArray[Any]] = []
         self._clock = _Clock()
@@ -214,37 +220,43 @@ class _Acting(BaseCallback):
     def _fastest(self) -> tuple[str, str] | None:
         """Return the backend and precision that pay, or None; say why."""
         clock, plain = self._clock, "plain Stable-Baselines3 trains"
-        own = Timing("torch", "fp32", statistics.median(clock.acting), 0.0)
-        self.timings = [own]
+        own = statistics.median(clock.acting)
+        self.timings = {"own": own}
         try:
-            acting_policy(self.model)  # before its observations are asked for
+            spec = acting_policy(self.model).spec  # before its observations are asked for
             check_same(self.model, self._observations())
         except ConfigError as error:
             print(f"accelerate: {plain}: {error}")
             return None
         left = (self.model._total_timesteps - self.model.num_timesteps) / self.model.n_envs
         whole = clock.whole / len(clock.acting)
-        share = own.act_seconds / whole
-        if left * own.act_seconds < LEAST or 1 / max(1e-9, 1 - share) < WORTHWHILE:
+        share = own / whole
+        if left * own < LEAST or 1 / max(1e-9, 1 - share) < WORTHWHILE:
             print(
-                f"accelerate: acting is {share:.0%} of the time, {left * own.act_seconds:.0f} s of "
-                f"this training, too little: {plain}"
+                f"accelerate: acting is {share:.0%} of the time, {left * own:.0f} s of this "
+                f"training, too little: {plain}"
             )
             return None
-        with torch.random.fork_rng(devices=[]):
-            for backend, precision in self._candidates:
-                timing = measure(self.model, self._observations(), backend, precision)
-                self.timings += [] if timing is None else [timing]
-        calls = len(clock.acting) / clock.rollouts
-        best = min(self.timings[1:], key=lambda one: one.seconds(calls), default=own)
-        seconds = best.seconds(calls)
-        gain = whole / (whole - own.act_seconds + seconds)
+        threads = torch.get_num_threads()
+        costs = measure(spec, self.model.n_envs)
+        torch.set_num_threads(threads)  # eager PyTorch was measured on one
+        shared, calls = shared_seconds(self.model, self._observations()), len(clock.acting)
+        for backend, precision in self._candidates:
+            cost = costs.get(f"{backend} {precision}")
+            if cost is not None:
+                seconds = shared + cost.per_call(calls / clock.rollouts)
+                self.timings[f"{backend} {precision}"] = seconds
+        best = min(self.timings, key=lambda name: self.timings[name])
+        gain = whole / (whole - own + self.timings[best])
         print(
-            f"accelerate: acting is {share:.0%} of the time; {best.backend} "
-            f"{best.precision} acts {own.act_seconds / seconds:.1f} times as fast, the whole "
-            f"training {gain:.2f} times{'' if gain >= WORTHWHILE else f', too little: {plain}'}"
+            f"accelerate: acting is {share:.0%} of the time; {best} acts "
+            f"{own / self.timings[best]:.1f} times as fast, the whole training {gain:.2f} times"
+            f"{'' if gain >= WORTHWHILE else f', too little: {plain}'}"
         )
-        return (best.backend, best.precision) if gain >= WORTHWHILE else None
+        if gain < WORTHWHILE:
+            return None
+        backend, _, precision = best.partition(" ")
+        return backend, precision
 
     def _check(self, kl: float) -> None:
         """Leave INT8 if its actions are not the policy's any more."""
@@ -259,18 +271,22 @@ class _Acting(BaseCallback):
 
 
 class _Clock:
-    """Where the time of a training goes."""
+    """Where the time of a training goes, from its second rollout on: the first update imports."""
 
     def __init__(self) -> None:
         self.acting: list[float] = []
         """Seconds of each action of the model's own network."""
         self.whole, self.rollouts = 0.0, 0
-        self._since, self._before = 0.0, 0
+        self._since, self._before, self._warm = 0.0, 0, False
 
     def rollout_starts(self) -> None:
         """End the last rollout and its update; without actions of the network it does not count."""
         now = time.perf_counter()
         if len(self.acting) > self._before:
-            self.whole += now - self._since
-            self.rollouts += 1
+            if self._warm:
+                self.whole += now - self._since
+                self.rollouts += 1
+            else:
+                self.acting.clear()
+            self._warm = True
         self._before, self._since = len(self.acting), now

@@ -1,4 +1,4 @@
-"""A model's acting network on a backend: its actions, its cost and its distance from the model."""
+"""A model's acting network on a backend: its actions, and its distance from the model."""
 
 # pyright: reportPrivateUsage=false
 # Stable-Baselines3 has no public way to these.
@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,35 +27,13 @@ from vinoreward_actors.policies.policy import Floats, forward
 from vinoreward_actors.sb3.network import acting_policy
 
 SECONDS = 0.1
-"""For which each candidate is timed."""
+"""For which each part is timed."""
 SAME = 1e-4
 """Greatest difference of an FP32 output, relative to the largest, from the model's own."""
 SEEN = 16
 """Observations by which the copied network is compared with the model's."""
 BATCH = 4096
 """Observations of a rollout whose values are computed at once."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What one action costs with a network."""
-
-    backend: str
-    precision: str
-    act_seconds: float
-    """For the observations of all environments, with the draw of actions."""
-    refresh_seconds: float
-    """To take over new weights."""
-
-    def seconds(self, calls: float) -> float:
-        """Return the seconds of an action, with new weights every so many actions."""
-        return self.act_seconds + self.refresh_seconds / calls
-
-    def __str__(self) -> str:
-        return (
-            f"{self.backend} {self.precision}: {1000 * self.act_seconds:.3f} ms an action, "
-            f"{1000 * self.refresh_seconds:.2f} ms for new weights"
-        )
 
 
 class ActingNetwork:
@@ -68,10 +45,10 @@ class ActingNetwork:
         self._quantize = Quantize("int8")
         self._updates: tuple[int, str] = (-1, precision)
 
-    def refresh(self, observations: Callable[[], npt.NDArray[Any]], *, anew: bool = False) -> None:
+    def refresh(self, observations: Callable[[], npt.NDArray[Any]]) -> None:
         """Take over the model's weights, if it was updated; INT8 by observations (N, *shape)."""
         updates = self._model._n_updates, self.precision
-        if updates == self._updates and not anew:
+        if updates == self._updates:
             return
         self._updates = updates
         policy = acting_policy(self._model)
@@ -83,9 +60,8 @@ class ActingNetwork:
         self._backend.refresh(policy)
 
     def act(self, obs: Tensor) -> Any:
-        """Return what the replaced method does."""
-        on_policy = isinstance(self._model, OnPolicyAlgorithm)
-        return self.forward(obs) if on_policy else self.predict(obs)
+        """Return what the replaced method does, see :func:`drawn`."""
+        return drawn(self._model, self.outputs(obs))
 
     def outputs(self, obs: Tensor) -> Tensor:
         """Return the network's outputs (n_envs, K)."""
@@ -96,30 +72,6 @@ class ActingNetwork:
         seen = rows.astype(backend.policy.spec.observation_dtype, copy=False)
         return torch.from_numpy(backend.infer(seen)).to(self._model.device)
 
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return actions, values and log probabilities; the values are zero until a rollout ends.
-
-        Replaces ``ActorCriticPolicy.forward``.
-        """
-        distribution = _distribution(self._model, self.outputs(obs))
-        actions = distribution.get_actions()
-        log_prob = distribution.log_prob(actions)
-        shape: Any = self._model.action_space.shape
-        actions = actions.reshape((-1, *shape))
-        return actions, torch.zeros(len(actions), 1, device=log_prob.device), log_prob
-
-    def predict(self, obs: Tensor) -> Tensor:
-        """Return actions as the model's policy does; replaces ``BasePolicy._predict``."""
-        outputs, model = self.outputs(obs), self._model
-        if isinstance(model, DQN):
-            return outputs.argmax(dim=1)
-        if isinstance(model, SAC):
-            mean, log_std = outputs.chunk(2, dim=1)
-            distribution: Any = model.policy.actor.action_dist
-            actions: Tensor = distribution.actions_from_params(mean, log_std.clamp(-20, 2))
-            return actions
-        return torch.tanh(outputs)
-
     def close(self) -> None:
         """Release the backend."""
         if self._backend is not None:
@@ -127,29 +79,43 @@ class ActingNetwork:
             self._backend = None
 
 
-def measure(
-    model: BaseAlgorithm, rows: npt.NDArray[Any], backend: str, precision: str
-) -> Timing | None:
-    """Return what a candidate costs; None if it cannot run this network."""
-    network = ActingNetwork(model, backend, precision)
-    obs = torch.from_numpy(np.resize(rows, (model.n_envs, *rows.shape[1:])))
-    on_policy = isinstance(model, OnPolicyAlgorithm)
-    try:
-        network.refresh(lambda: rows)
-        refresh = _per_call(lambda: network.refresh(lambda: rows, anew=True))
-        with torch.no_grad():
-            seconds = _per_call(lambda: network.act(obs))
-            if on_policy:  # values are computed later, of many observations at once
-                many = torch.from_numpy(rows).to(model.device)
-                policy: Any = model.policy
-                all_values = _per_call(lambda: policy.predict_values(many))
-                seconds += all_values * model.n_envs / len(rows)
-    except (ConfigError, RuntimeError) as error:
-        print(f"accelerate: {backend} {precision} cannot run this network: {error}")
-        return None
-    finally:
-        network.close()
-    return Timing(backend, precision, seconds, refresh)
+def drawn(model: BaseAlgorithm, outputs: Tensor) -> Any:
+    """Return what the model's own method returns for the network's outputs (n_envs, K).
+
+    Of PPO and A2C that is ``ActorCriticPolicy.forward``: actions, values, which are zero until a
+    rollout ends, and log probabilities. Of the others it is ``BasePolicy._predict``: actions.
+    """
+    if isinstance(model, OnPolicyAlgorithm):
+        distribution = _distribution(model, outputs)
+        taken = distribution.get_actions()
+        log_prob = distribution.log_prob(taken)
+        shape: Any = model.action_space.shape
+        zeros = torch.zeros(len(taken), 1, device=log_prob.device)
+        return taken.reshape((-1, *shape)), zeros, log_prob
+    if isinstance(model, DQN):
+        return outputs.argmax(dim=1)
+    if isinstance(model, SAC):
+        mean, log_std = outputs.chunk(2, dim=1)
+        squashed: Any = model.policy.actor.action_dist
+        return squashed.actions_from_params(mean, log_std.clamp(-20, 2))
+    return torch.tanh(outputs)
+
+
+def shared_seconds(model: BaseAlgorithm, rows: npt.NDArray[Any]) -> float:
+    """Return the seconds of an action beside the acting network's, the same on every backend.
+
+    They draw the action and compute the values, of all observations ``rows`` (N, *shape) at once.
+    """
+    policy = acting_policy(model)
+    seen = np.resize(rows, (model.n_envs, *rows.shape[1:])).astype(policy.spec.observation_dtype)
+    outputs = torch.from_numpy(forward(policy, seen)).to(model.device)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        seconds = _per_call(lambda: drawn(model, outputs))
+        if isinstance(model, OnPolicyAlgorithm):
+            many = torch.from_numpy(rows).to(model.device)
+            all_values = _per_call(lambda: model.policy.predict_values(many))
+            seconds += all_values * model.n_envs / len(rows)
+    return seconds
 
 
 def _per_call(call: Callable[[], Any]) -> float:

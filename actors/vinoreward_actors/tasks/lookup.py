@@ -29,7 +29,7 @@ from gymnasium.wrappers import (
 
 from vinoreward.errors import ConfigError, needed_for
 from vinoreward_actors.actor_learner.acting.environments import (
-    action_cure,
+    ACTION_CURE,
     as_config_error,
     in_space,
 )
@@ -176,7 +176,7 @@ def _described(task: Task, options: Mapping[str, Any]) -> Task:
         else:
             raise ConfigError(
                 f"{task.name} takes actions from {actions}. Expected Discrete actions from 0, or a "
-                f"Box of one row; {action_cure(actions)}."
+                f"Box of one row; {ACTION_CURE}."
             )
         return dataclasses.replace(
             task,
@@ -343,7 +343,7 @@ def _normalised(env: Env, name: str) -> Env:
         env.close()
         raise ConfigError(
             f"{name} takes actions from {space}. Expected one row of bounded numbers, to be "
-            f"scaled to [-1, 1]; {action_cure(space)}."
+            f"scaled to [-1, 1]; {ACTION_CURE}."
         )
     row = gym.spaces.Box(np.float32(-1.0), np.float32(1.0), space.shape, np.float32)
     return (

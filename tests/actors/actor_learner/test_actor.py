@@ -171,25 +171,17 @@ def test_sigmas_are_spread_over_actors():
 
 
 @pytest.mark.parametrize(
-    ("infer", "learner", "told", "said"),
+    ("infer", "learner", "actors", "said"),
     [
-        (3e-3, 1e-5, {}, "up to 31.00 times faster. Compare"),
-        # 3.1 ms of acting over 1 ms of learning: more than that no compression can give.
-        (3e-3, 1e-3, {}, "this training 3.10 times: then the learner, with 1 ms"),
-        (3e-3, 4e-3, {}, "the learner is the bottleneck"),
+        (3e-3, 1e-5, 1, "an actor 3.1 ms, 97% of it for the network, and the learner 0.01 ms"),
+        (3e-3, 1e-3, 1, "acting is the bottleneck"),
+        (3e-3, 4e-3, 1, "the learner is the bottleneck"),
         # One learner of 1 ms a step is slower than four actors of 3.1 ms.
-        (3e-3, 1e-3, {"actors": 4}, "the learner is the bottleneck"),
-        (1e-5, 1e-6, {}, "The environment is the bottleneck"),
-        # Of actors that are compressed it is not known how fast they would be otherwise.
-        (3e-4, 1e-3, {"compressed": True}, "the learner is the bottleneck now"),
-        (3e-4, 1e-5, {"compressed": True}, "acting is the bottleneck now"),
-        # Without an update nothing is recommended.
-        (3e-3, 0.0, {}, "run more steps"),
-        (3e-3, 0.0, {"compressed": True}, "run more steps"),
+        (3e-3, 1e-3, 4, "the learner is the bottleneck"),
+        (1e-5, 1e-6, 1, "the environment is the bottleneck"),
+        (3e-3, 0.0, 1, "run more steps"),
     ],
 )
-def test_the_advice_names_what_limits(infer, learner, told, said):
+def test_the_advice_names_what_limits(infer, learner, actors, said):
     seconds = dict.fromkeys(PARTS, 0.0) | {"infer": infer, "env": 1e-4}
-    words = Breakdown(seconds, dict(seconds), 10).advice(learner, **told)
-    assert said in words
-    assert "times faster" not in words or not (told.get("compressed") or learner == 0.0)
+    assert said in Breakdown(seconds, dict(seconds), 10).advice(learner, actors)

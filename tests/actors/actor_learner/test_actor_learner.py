@@ -83,7 +83,7 @@ def test_it_learns_with_compressed_actors():
     assert last[0].metrics["compressed_share"] > 0
     assert summary.compressed is not None and summary.compressed.ranges
     assert summary.profile.steps >= summary.steps
-    assert "network takes" in summary.profile.advice(0.0)
+    assert "for the network" in summary.profile.advice(0.0)
 
 
 def test_progress_and_summary_and_that_learning_again_goes_on():

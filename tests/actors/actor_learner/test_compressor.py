@@ -8,13 +8,15 @@ from actor_learner_parts import chain, impala, training
 from faulty_environments import Remembers, pushes_counted
 from plain_links import CARTPOLE, policy_of
 
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
+from vinoreward_actors.actor_learner.acting.environments import EnvironmentSpec
 from vinoreward_actors.actor_learner.compressor import (
     MISSED,
     TEACHING,
     Compressor,
-    CompressorConfig,
     Pace,
 )
+from vinoreward_actors.actor_learner.config import ActorLearnerConfig
 from vinoreward_actors.actor_learner.progress import CompressedShare
 from vinoreward_actors.actor_learner.transport.link import ActorSettings, Link, Weights
 from vinoreward_actors.actor_learner.transport.trajectory import (
@@ -114,8 +116,10 @@ class Given(Link):
 
 
 def compressed(link, *stages, outputs=None, **told):
-    config = CompressorConfig(chain(*(stages or (Quantize("int8"),))), **told)
-    compressor = Compressor(config, link, outputs=outputs)
+    config = EngineConfig(
+        ActorLearnerConfig(backend="numpy"), EnvironmentSpec("CartPole-v1"), CARTPOLE, **told
+    )
+    compressor = Compressor(config, chain(*(stages or (Quantize("int8"),))), link, outputs)
     for _ in link.publishing():
         compressor.step()
     return link

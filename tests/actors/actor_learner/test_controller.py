@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
         (None, (4, 0.5, 7)),
         (Monitor([KL("max", "pi_mu")]), (4, 0.5, 7)),
         # What the user set stays.
-        (Monitor([KL()], setting=CompressionSetting(sparsity=0.25, pull_period=30)), (4, 0.25, 30)),
+        (Monitor([KL()], setting=CompressionSetting(sparsity=0.25)), (4, 0.25, 7)),
     ],
 )
 def test_actors_begin_with_the_chains_settings_and_the_users(monitor, expected):

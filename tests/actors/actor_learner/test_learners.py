@@ -13,7 +13,7 @@ from vinoreward_actors.actor_learner.learners.base import Consumption
 from vinoreward_actors.actor_learner.learners.d4pg import D4PG, D4PGConfig
 from vinoreward_actors.actor_learner.learners.dqn import DQN, DQNConfig
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.correction import ImportanceSampling, NoCorrection, Retrace, VTrace
+from vinoreward_actors.correction import ImportanceSampling, NoCorrection, VTrace
 from vinoreward_actors.policies.distributions import log_softmax
 from vinoreward_actors.policies.policy import forward, random_policy
 from vinoreward_actors.policies.spec import Conv, Dense, Flatten, PolicySpec, mlp
@@ -29,12 +29,10 @@ def small(kind, seed=0):
         config = DQNConfig(
             **replay,
             n_step=3,
-            correctors=(Retrace(),),
-            target_epsilon=0.1,
             target_update_interval=3,
         )
         return DQN(mlp(3, 2, head="q", hidden=(8,)), config)
-    several = {"n_step": 2, "correctors": (NoCorrection(),), "target_update_interval": 3}
+    several = {"n_step": 2, "target_update_interval": 3}
     config = D4PGConfig(**replay, **several, hidden=(8,))
     return D4PG(mlp(3, 2, head="tanh", hidden=(8,)), config)
 
@@ -166,18 +164,12 @@ Q, GAUSSIAN = mlp(3, 2, head="q"), mlp(3, 2, head="tanh_gaussian")
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: DQNConfig(n_step=3), "have no corrector"),
+        (lambda: DQNConfig(n_step=0), "n_step=0"),
         (lambda: DQNConfig(gamma=1.5), "gamma"),
-        (lambda: DQNConfig(correctors=(NoCorrection(), ImportanceSampling())), "role target"),
         (lambda: Impala(Q), "logits or tanh_gaussian"),
         (lambda: D4PG(Q), "head 'q'"),
-        (lambda: DQN(Q, DQNConfig(n_step=2, correctors=(VTrace(),))), "state values"),
         (lambda: DQNConfig(precision="fp16"), "fp32 or bf16"),
-        (lambda: Impala(GAUSSIAN, ImpalaConfig(correctors=(Retrace(),))), "action values"),
-        (
-            lambda: D4PG(mlp(3, 1, head="tanh"), D4PGConfig(n_step=2, correctors=(Retrace(),))),
-            "deterministic",
-        ),
+        (lambda: Impala(GAUSSIAN, ImpalaConfig(correctors=(ImportanceSampling(),))), "'target'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make, said):
@@ -254,7 +246,7 @@ def test_dqn_learns_cart_pole():
 @pytest.mark.slow
 def test_d4pg_reaches_the_target_with_three_steps():
     told = {"learning_starts": 200, "batch_size": 64, "hidden": (64, 64), "learning_rate": 1e-3}
-    told |= {"n_step": 3, "correctors": (NoCorrection(),), "critic_learning_rate": 1e-3}
+    told |= {"n_step": 3, "critic_learning_rate": 1e-3}
     told |= {"v_min": -40.0, "v_max": 0.0, "target_update_interval": 50}
     spec = mlp(2, 1, head="tanh", hidden=(64, 64))
     learner = D4PG(spec, D4PGConfig(**told, **FP32))

@@ -12,7 +12,6 @@ from learner_collectors import random_trajectory
 from vinoreward_actors.actor_learner.learners import networks
 from vinoreward_actors.actor_learner.learners.dqn import DQN, DQNConfig
 from vinoreward_actors.actor_learner.learners.impala import Impala, ImpalaConfig
-from vinoreward_actors.correction import NoCorrection, Retrace, TreeBackup
 from vinoreward_actors.policies import distributions
 from vinoreward_actors.policies.policy import forward, random_policy
 from vinoreward_actors.policies.spec import mlp
@@ -155,52 +154,22 @@ def test_the_double_q_target_by_hand(end):
     assert metrics["loss"] == pytest.approx(huber, rel=1e-4)
 
 
-def test_retrace_and_tree_backup_targets_by_hand():
-    """Two steps, where the first action of the second step decides how much of it counts."""
-    share = 0.3
-    for corrector, coefficient in (
-        (Retrace(lam=0.9), lambda p, mu: 0.9 * min(1.0, p / mu)),
-        (TreeBackup(lam=0.9), lambda p, mu: 0.9 * p),
-    ):
-        learner = dqn(n_step=2, correctors=(corrector,), target_epsilon=share, learning_rate=1e-12)
-        target = random_policy(learner.spec, 8)
-        load_policy(learner.target, target)
-        online = learner.policy(0)
-        trajectory = random_trajectory(
-            learner.spec, np.random.default_rng(2), steps=2, count=1, ends=0.0
-        )
-
-        def expected(observation, online=online, target=target):
-            greedy = forward(online, observation)[0].argmax()
-            p = np.full(3, share / 3)
-            p[greedy] += 1 - share
-            return p, float(p @ forward(target, observation)[0])
-
-        _, ahead_0 = expected(trajectory.next_observations[0])
-        _, ahead_1 = expected(trajectory.next_observations[1])
-        p, _ = expected(trajectory.observations[1])
-        action = int(trajectory.actions[1, 0])
-        q_1 = forward(target, trajectory.observations[1])[0][action]
-        c = coefficient(p[action], math.exp(trajectory.log_mu[1, 0]))
-        second = trajectory.rewards[1, 0] + 0.7 * ahead_1
-        wanted = trajectory.rewards[0, 0] + 0.7 * (ahead_0 + c * (second - q_1))
-        now = forward(online, trajectory.observations[0])[0][trajectory.actions[0, 0]]
-        # Only windows that begin at the first step have two; others are drawn too.
-        drawn = [learner.update([trajectory]) for _ in range(20)]
-        errors = [one["error"] for one in drawn if one["value"] == pytest.approx(now, rel=1e-4)]
-        assert errors and errors == pytest.approx([abs(wanted - now)] * len(errors), rel=1e-4)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_uncorrected_targets_are_the_same_by_both_ways(steps):
-    """The sums that are taken beforehand, and those of the corrector on every step."""
-    one = dqn(n_step=steps, correctors=(NoCorrection(),), batch_size=64)
-    almost = NoCorrection(lam=1.0 - 1e-9)  # below 1 the corrector itself computes
-    other = dqn(n_step=steps, correctors=(almost,), batch_size=64)
-    random = np.random.default_rng(3)
-    for _ in range(4):
-        trajectory = random_trajectory(one.spec, random, steps=2, count=2)
-        assert one.update([trajectory]) == pytest.approx(other.update([trajectory]), rel=1e-4)
+def test_targets_of_two_steps_by_hand():
+    learner = dqn(n_step=2, learning_rate=1e-12)
+    target = random_policy(learner.spec, 8)
+    load_policy(learner.target, target)
+    online = learner.policy(0)
+    random = np.random.default_rng(2)
+    trajectory = random_trajectory(learner.spec, random, steps=2, count=1, ends=0.0)
+    following = trajectory.next_observations[1]
+    ahead = forward(target, following)[0][forward(online, following)[0].argmax()]
+    rewards = trajectory.rewards[:, 0]
+    wanted = rewards[0] + 0.7 * (rewards[1] + 0.7 * ahead)
+    now = forward(online, trajectory.observations[0])[0][trajectory.actions[0, 0]]
+    # Only windows that begin at the first step have two; others are drawn too.
+    drawn = [learner.update([trajectory]) for _ in range(20)]
+    errors = [one["error"] for one in drawn if one["value"] == pytest.approx(now, rel=1e-4)]
+    assert errors and errors == pytest.approx([abs(wanted - now)] * len(errors), rel=1e-4)
 
 
 def test_rewards_are_scaled_and_then_clipped_where_asked():

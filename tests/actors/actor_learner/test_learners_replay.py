@@ -69,7 +69,6 @@ def test_windows_are_those_of_the_trajectories(seed, length, count, steps, capac
             )
             assert drawn.actions[row, column] == trajectory.actions[t, b]
             assert drawn.terminated[row, column] == trajectory.terminated[t, b]
-            assert drawn.log_mu[row, column] == trajectory.log_mu[t, b]
         if len(rows) < steps:
             assert (
                 drawn.ends[len(rows) - 1, column] and not drawn.ends[: len(rows) - 1, column].any()

@@ -47,7 +47,7 @@ def test_a_student_larger_than_its_teacher():
     """There is room for it in shared memory, and for its INT8 weights and compiled form."""
     student = mlp(2, 2, head="logits", hidden=(1100, 1100))
     stages = Distill(1, student=student, cold_steps=1), Quantize("int8")
-    told = config(chain=chain(*stages, Compile("onnxruntime", blob=True)), backend="onnxruntime")
+    told = config(chain=chain(*stages, Compile("onnxruntime")), backend="onnxruntime")
     with started(told) as engine:
         report = until(lambda: engine.messages().compressor, engine)
         made = engine.compressed_policy()

@@ -135,7 +135,7 @@ class TestCluster:
 
 @contextlib.contextmanager
 def running(told, settings=None):
-    spec = told.actor.policy
+    spec = told.policy
     with RayEngine(told) as engine:
         engine.start(random_policy(spec), settings or ActorSettings(), observations(spec))
         yield engine

@@ -1,7 +1,5 @@
 """Trajectories: their layout, and what must not reach a learner."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -19,10 +17,6 @@ SPEC = TrajectorySpec(16, 2, (8,), "float32", (), 1000)
         ("behaviour", np.inf, "NaN or infinity"),
         ("log_mu", -np.inf, "NaN or infinity"),
         ("observations", np.nan, "NaN"),
-        ("actions", SPEC.outputs, "Expected 0 to 999"),
-        ("actions", -1, "Expected 0 to 999"),
-        ("network", 2, "Expected 0 to 1"),
-        ("versions", -1, "Expected 0 to inf"),
     ],
 )
 def test_values_a_learner_must_not_see_are_refused(name, value, message):
@@ -43,7 +37,7 @@ def test_a_slot_has_every_array_and_its_size():
     assert spec.transitions == 15
     buffer = np.zeros(spec.nbytes, np.uint8)
     one = spec.view(buffer, actor=3, generation=1)
-    spec.check(one)
+    spec.check_finite(one)
     assert one.observations.shape == one.next_observations.shape == (5, 3, 7, 2)
     assert one.actions.shape == (5, 3, 2) and one.actions.dtype == np.float32
     assert (one.actor, one.generation) == (3, 1)
@@ -55,16 +49,6 @@ def test_a_slot_has_every_array_and_its_size():
     assert not any(array.flags.writeable for array in spec.view(buffer).arrays().values())
 
 
-def test_sizes_shapes_dtypes_and_continuous_actions_are_checked():
-    spec = dataclasses.replace(SPEC, action_shape=(2,))
-    good = spec.empty()
-    spec.check(good)
+def test_a_buffer_of_another_size_is_refused():
     with pytest.raises(InputError, match="the same version of vinoreward"):
-        spec.view(np.zeros(spec.nbytes - 1, np.uint8))
-    with pytest.raises(InputError, match=r"rewards .*float64.*Expected float32"):
-        spec.check(dataclasses.replace(good, rewards=good.rewards.astype(np.float64)))
-    with pytest.raises(InputError, match=r"actions .*\(16, 2, 3\).*Expected"):
-        spec.check(dataclasses.replace(good, actions=np.zeros((16, 2, 3), np.float32)))
-    good.actions[0, 0, 0] = 1.01
-    with pytest.raises(InputError, match=r"Expected -1\.0 to 1\.0"):
-        spec.check(good)
+        SPEC.view(np.zeros(SPEC.nbytes - 1, np.uint8))

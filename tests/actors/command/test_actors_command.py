@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 
 import pytest
 import yaml
 from actor_runs import FEW, SMALL, rows_of, summary_of, trained
 
 from vinoreward_actors.command.report import share_words
+from vinoreward_actors.command.settings import presets
 from vinoreward_actors.policies import load_policy
 from vinoreward_actors.tasks.networks import network
 from vinoreward_training.cli import main
@@ -15,9 +17,16 @@ from vinoreward_training.cli import main
 Capture = pytest.CaptureFixture[str]
 
 
-def test_presets_are_listed_by_a_name_that_is_none(capsys):
-    assert main(["actors", "--preset", "help"]) == 1
-    assert "actorq/cartpole-int8" in capsys.readouterr().err
+def test_the_help_names_every_preset(capsys):
+    with pytest.raises(SystemExit):
+        main(["actors", "--help"])
+    said = capsys.readouterr().out
+    begins = re.findall(r"(?:actorq|accerl)/[a-z-]+-(?= )", said)
+    for name in presets():
+        fitting = [begin for begin in begins if name.startswith(begin)]
+        assert fitting, name
+        arm = name.removeprefix(max(fitting, key=len)).removesuffix("-spi1")
+        assert re.search(rf"\b{arm}\b", said), name
 
 
 def test_a_compressed_share_near_zero_is_said():

@@ -89,7 +89,7 @@ def test_a_file_of_anything_else_is_refused(tmp_path, text, said):
         ({"learner": {"gamma": "high"}}, "gamma"),
         ({"learner": {"gamma": 2.0}}, "gamma"),
         ({"learner": {"device": "nowhere"}}, "nowhere"),
-        ({"learner": {"correctors": "retrace"}}, "Retrace"),
+        ({"learner": {"correctors": "retrace"}}, "vtrace, importance, uncorrected"),
         ({"learner": {"samples_per_insert": 2.0}}, "samples_per_insert"),
         ({"algorithm": "dqn", "learner": {"samples_per_insert": 0.0}}, "samples_per_insert"),
         ({"algorithm": "dqn", "learner": {"batch_size": True}}, "batch_size"),

@@ -15,7 +15,7 @@ from compression_policies import (
     observations_for,
 )
 
-from vinoreward.errors import ConfigError, InputError, OutputError
+from vinoreward.errors import ConfigError, InputError
 from vinoreward_actors.compression import (
     Compile,
     CompressionContext,
@@ -177,9 +177,6 @@ def test_a_chain_goes_on_from_its_state_to_the_bit():
 def test_a_state_of_another_chain_is_refused():
     with pytest.raises(ConfigError, match="same stages"):
         CompressorChain().add(Quantize("int8")).load_state({"0-Prune.age": 1})
-    for stage in (Prune(0.5), Distill(), Quantize("int8"), Makes(lambda _: None)):
-        with pytest.raises(ConfigError, match="got the state"):
-            stage.load_state({"colour": 3})
 
 
 # What is compiled, and how good a compressed policy is
@@ -213,17 +210,13 @@ def test_what_backends_compile_is_what_they_load(backend_name):
 def test_nothing_is_compiled_where_it_does_not_pay():
     for stage, precision in (
         (Compile("onnxruntime"), "w8"),
-        (Compile("openvino", blob=False), "int8"),
         (Compile("numpy"), "int8"),
     ):
         found = compiled(stage, precision)
         assert (found.blob, found.backend) == (None, stage.backend)
 
 
-def test_a_compiled_form_that_is_wanted_must_come():
-    assert compiled(Compile("onnxruntime", blob=True), "int8").blob
-    with pytest.raises(OutputError, match="no compiled model"):
-        compiled(Compile("onnxruntime", blob=True), "int8", MLP)
+def test_an_unknown_backend_is_refused():
     with pytest.raises(ConfigError, match="Expected one of"):
         Compile("tflite")
 

@@ -15,8 +15,6 @@ from vinoreward_actors.correction import (
     ImportanceSampling,
     NoCorrection,
     OffPolicyBatch,
-    Retrace,
-    TreeBackup,
     VTrace,
 )
 
@@ -28,22 +26,18 @@ def select(batch, index):
 
 
 CHAINS = [
-    ([VTrace()], False),
-    ([VTrace(rho=2.0, c=0.5, lam=0.9), ImportanceSampling()], False),
-    ([NoCorrection()], False),
-    ([NoCorrection(lam=0.5), ImportanceSampling(rho=2.0)], False),
-    ([NoCorrection(lam=0.7)], True),
-    ([Retrace()], True),
-    ([Retrace(lam=0.5), ImportanceSampling(rho=2.0)], True),
-    ([TreeBackup()], True),
+    [VTrace()],
+    [VTrace(rho=2.0, c=0.5, lam=0.9), ImportanceSampling()],
+    [NoCorrection()],
+    [NoCorrection(lam=0.5), ImportanceSampling(rho=2.0)],
 ]
 
 
-@pytest.mark.parametrize(("chain", "q"), CHAINS, ids=str)
+@pytest.mark.parametrize("chain", CHAINS, ids=str)
 class TestEveryCorrection:
-    def test_answers_are_new_arrays_of_the_batchs_shape_and_precision(self, chain, q):
+    def test_answers_are_new_arrays_of_the_batchs_shape_and_precision(self, chain):
         rounded, precise = (
-            Correction(chain)(make_batch(q=q, dtype=dtype)) for dtype in (np.float32, np.float64)
+            Correction(chain)(make_batch(dtype=dtype)) for dtype in (np.float32, np.float64)
         )
         for corrected, dtype in ((rounded, np.float32), (precise, np.float64)):
             for array in (corrected.targets, corrected.advantages, corrected.weights):
@@ -54,8 +48,8 @@ class TestEveryCorrection:
         np.testing.assert_allclose(rounded.targets, precise.targets, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(rounded.advantages, precise.advantages, rtol=1e-5, atol=1e-5)
 
-    def test_the_batch_is_left_as_it_was(self, chain, q):
-        batch, same = make_batch(q=q), make_batch(q=q)
+    def test_the_batch_is_left_as_it_was(self, chain):
+        batch, same = make_batch(), make_batch()
         for array in vars(batch).values():
             if isinstance(array, np.ndarray):
                 array.flags.writeable = False
@@ -65,8 +59,8 @@ class TestEveryCorrection:
 
     @settings(max_examples=20, deadline=None)
     @given(order=st.permutations(range(4)), seed=st.integers(0, 1000))
-    def test_trajectories_do_not_see_each_other(self, chain, q, order, seed):
-        batch = make_batch(seed, q=q)
+    def test_trajectories_do_not_see_each_other(self, chain, order, seed):
+        batch = make_batch(seed)
         corrected = Correction(chain)(batch)
         mixed_up = Correction(chain)(select(batch, np.index_exp[:, order]))
         alone = Correction(chain)(select(batch, np.index_exp[:, :1]))
@@ -78,20 +72,20 @@ class TestEveryCorrection:
         assert mixed_up.clipped == pytest.approx(corrected.clipped)
 
     @pytest.mark.parametrize("end", ["terminated", "truncated"])
-    def test_nothing_passes_the_end_of_an_episode(self, chain, q, end):
+    def test_nothing_passes_the_end_of_an_episode(self, chain, end):
         flags = np.zeros((5, 4), dtype=np.bool_)
         last = flags.copy()
         last[2] = True
         ends = {"terminated": flags, "truncated": flags, end: last}
-        batch = make_batch(1, q=q, **ends)
+        batch = make_batch(1, **ends)
         corrected = Correction(chain)(batch)
         first = Correction(chain)(select(batch, np.index_exp[:3]))
         np.testing.assert_allclose(corrected.targets[:3], first.targets, rtol=1e-12)
         np.testing.assert_allclose(corrected.advantages[:3], first.advantages, rtol=1e-12)
 
-    def test_truncation_and_the_last_step_bootstrap_and_termination_does_not(self, chain, q):
+    def test_truncation_and_the_last_step_bootstrap_and_termination_does_not(self, chain):
         none = np.zeros((1, 4), dtype=np.bool_)
-        base = make_batch(2, steps=1, q=q, terminated=none, truncated=none)
+        base = make_batch(2, steps=1, terminated=none, truncated=none)
         worth = 0.9 * base.next_values
         one_step = base.rewards + worth
         last = Correction(chain)(base)
@@ -107,17 +101,17 @@ class TestEveryCorrection:
         np.testing.assert_array_equal(both.targets, terminated.targets)
         np.testing.assert_array_equal(both.advantages, terminated.advantages)
 
-    def test_a_terminal_states_value_is_not_read(self, chain, q):
-        batch = make_batch(3, q=q)
+    def test_a_terminal_states_value_is_not_read(self, chain):
+        batch = make_batch(3)
         unread = np.where(batch.terminated, np.nan, batch.next_values)
         np.testing.assert_array_equal(
             Correction(chain)(replace(batch, next_values=unread)).targets,
             Correction(chain)(batch).targets,
         )
 
-    def test_impossible_actions_of_the_target_policy_have_a_ratio_of_zero(self, chain, q):
+    def test_impossible_actions_of_the_target_policy_have_a_ratio_of_zero(self, chain):
         never = np.full((5, 4), -np.inf)
-        corrected = Correction(chain)(make_batch(5, q=q, log_pi=never))
+        corrected = Correction(chain)(make_batch(5, log_pi=never))
         assert np.isfinite(corrected.targets).all()
         assert corrected.ess == 0.0
 
@@ -153,12 +147,9 @@ def test_clipped_is_the_share_of_truncated_ratios():
     log_mu = np.log([[0.5, 0.3], [0.4, 0.5]])  # ratios 1, 3, 0.5, 1.6
     changes = {"log_pi": log_pi, "log_mu": log_mu}
     batch = make_batch(steps=2, batch=2, **changes)
-    q_batch = make_batch(steps=2, batch=2, q=True, **changes)
     assert Correction([VTrace(rho=2.0)])(batch).clipped == 0.25
     assert Correction([VTrace(rho=math.inf)])(batch).clipped == 0.0
     assert Correction([VTrace(rho=2.0), ImportanceSampling(1.5)])(batch).clipped == 0.5
-    assert Correction([Retrace()])(q_batch).clipped == 0.5
-    assert Correction([TreeBackup()])(q_batch).clipped == 0.0
     assert Correction([NoCorrection(), ImportanceSampling(1.7)])(batch).clipped == 0.25
 
 

@@ -14,8 +14,6 @@ from vinoreward_actors.correction import (
     Correction,
     ImportanceSampling,
     NoCorrection,
-    Retrace,
-    TreeBackup,
     VTrace,
     check_correctors,
 )
@@ -30,7 +28,6 @@ from vinoreward_actors.policies.distributions import effective_sample_size
         ([ImportanceSampling()], "no corrector of role 'target'.*NoCorrection"),
         ([VTrace(), VTrace(rho=2.0)], "both have the role 'target'"),
         ([VTrace(), NoCorrection()], "both have the role 'target'"),
-        ([Retrace(), TreeBackup(), ImportanceSampling()], "both have the role 'target'"),
         ([VTrace(), ImportanceSampling(), ImportanceSampling(2.0)], "'policy_gradient'"),
         ([VTrace(), ImportanceSampling(), Multiplying()], "apply the ratio twice"),
         ([VTrace], r"Call it: VTrace\(\)"),
@@ -51,25 +48,6 @@ def test_the_target_comes_first():
     assert check_correctors(pair[::-1]) == Correction(pair[::-1]).correctors == pair
 
 
-@pytest.mark.parametrize("corrector", [Retrace(), TreeBackup()], ids=str)
-def test_action_value_correctors_need_action_values(corrector):
-    with pytest.raises(ConfigError, match="Pass q_values, or use VTrace"):
-        Correction([corrector])(make_batch())
-    with pytest.raises(ConfigError, match="corrects action values"):
-        Correction([corrector], critic="v")
-    Correction([corrector], critic="q")
-
-
-def test_vtrace_is_refused_for_a_critic_of_action_values():
-    for use in (
-        lambda: Correction([VTrace()], critic="q"),
-        lambda: Correction([VTrace()])(make_batch(q=True)),
-    ):
-        with pytest.raises(ConfigError, match=r"estimates action values.*Use Retrace"):
-            use()
-    Correction([VTrace(), ImportanceSampling()], critic="v")
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -79,8 +57,6 @@ def test_vtrace_is_refused_for_a_critic_of_action_values():
         (lambda: VTrace(rho=1.0, c=1.5), "c <= rho"),
         (lambda: VTrace(lam=1.1), "lam is 1.1"),
         (lambda: ImportanceSampling(rho=-1.0), "rho is -1.0"),
-        (lambda: Retrace(lam=-0.1), "lam is -0.1"),
-        (lambda: TreeBackup(lam=2.0), "lam is 2.0"),
         (lambda: NoCorrection(lam=-1.0), "lam is -1.0"),
     ],
 )
@@ -109,11 +85,10 @@ def with_value(array, value):
         ("rewards", np.nan),
         ("values", np.inf),
         ("next_values", -np.inf),
-        ("q_values", np.nan),
     ],
 )
 def test_numbers_that_are_not_finite_are_said_with_their_place(name, value):
-    batch = make_batch(q=True, terminated=np.zeros((5, 4), dtype=np.bool_))
+    batch = make_batch(terminated=np.zeros((5, 4), dtype=np.bool_))
     expected = rf"{name} has 1 of 20 values that are not finite.*\[t, b\] = \[1, 2\]"
     with pytest.raises(InputError, match=expected):
         replace(batch, **{name: with_value(getattr(batch, name), value)})
@@ -124,7 +99,6 @@ def test_numbers_that_are_not_finite_are_said_with_their_place(name, value):
     [
         ({"values": np.zeros((6, 4))}, InputError, r"values has shape \(6, 4\).*T \+ 1"),
         ({"truncated": np.zeros((4, 5), bool)}, InputError, r"truncated has shape \(4, 5\)"),
-        ({"q_values": np.zeros(5)}, InputError, r"q_values has shape \(5,\)"),
         ({"log_pi": np.zeros(5)}, InputError, r"log_pi has shape \(5,\); expected \(T, B\)"),
         ({"log_pi": np.zeros((0, 4))}, InputError, "at least one step"),
         ({"rewards": [[0.0] * 4] * 5}, InputError, r"rewards is a list.*detach"),
@@ -140,18 +114,6 @@ def test_numbers_that_are_not_finite_are_said_with_their_place(name, value):
 def test_a_batch_that_cannot_be_is_refused(changes, error, message):
     with pytest.raises(error, match=message):
         make_batch(**changes)
-
-
-def test_tree_backup_refuses_densities():
-    batch = make_batch(q=True, log_pi=np.full((5, 4), 0.7))
-    with pytest.raises(InputError, match=r"log_pi reaches 0\.7.*use Retrace"):
-        Correction([TreeBackup()])(batch)
-    # The rounding of a float32 log-softmax is no density, nor a probability above 1.
-    rounded = make_batch(q=True, log_pi=np.full((5, 4), 1e-7, np.float32))
-    certain = make_batch(q=True, log_pi=np.zeros((5, 4), np.float32))
-    np.testing.assert_array_equal(
-        Correction([TreeBackup()])(rounded).targets, Correction([TreeBackup()])(certain).targets
-    )
 
 
 # Importance weights
@@ -201,12 +163,10 @@ def test_what_a_batch_derives():
     np.testing.assert_array_equal(batch.ends, (np.eye(5, 4) + np.eye(5, 4, 1)) > 0)
     assert (make_batch(gamma=0.0).gamma, make_batch(gamma=1.0).gamma) == (0.0, 1.0)
     assert make_batch(dtype=np.float32).dtype == np.float32
-    assert make_batch(dtype=np.float32, q_values=np.zeros((5, 4))).dtype == np.float64
+    assert make_batch(dtype=np.float32, values=np.zeros((5, 4))).dtype == np.float64
 
 
 def test_the_defaults_are_those_of_the_papers():
     assert VTrace() == VTrace(rho=1.0, c=1.0, lam=1.0)
     assert ImportanceSampling() == ImportanceSampling(rho=1.0)
-    assert Retrace() == Retrace(lam=0.95)
-    assert TreeBackup() == TreeBackup(lam=1.0)
     assert NoCorrection() == NoCorrection(lam=1.0)

@@ -6,14 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vinoreward_actors.correction.returns import (
-    lambda_returns,
-    munos_returns,
-    retrace_coefficients,
-    tree_backup_coefficients,
-    truncated_weights,
-    vtrace,
-)
+from vinoreward_actors.correction.returns import lambda_returns, vtrace
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -26,9 +19,7 @@ class Data:
         shape = (steps, batch)
         self.shape = shape
         self.log_rhos = random.normal(size=shape)
-        self.log_pi = -random.exponential(size=shape)
         self.rewards = random.normal(size=shape)
-        self.q_values = random.normal(size=shape)
         self.next_values = random.normal(size=shape)
         terminated = random.random(shape) < 0.2
         self.ends = terminated | (random.random(shape) < 0.2)
@@ -91,38 +82,6 @@ def test_vtrace_is_the_sum_of_corrected_temporal_differences(d, rho, c, lam):
         np.testing.assert_allclose(returns.advantages[t, b], advantage, **CLOSE)
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    d=data,
-    kind=st.sampled_from(["retrace", "tree backup", "importance"]),
-    lam=shares,
-    limit=limits,
-)
-def test_munos_returns_are_the_sum_of_traced_temporal_differences(d, kind, lam, limit):
-    coefficients = {
-        "retrace": retrace_coefficients(d.log_rhos, lam),
-        "tree backup": tree_backup_coefficients(d.log_pi, lam),
-        "importance": truncated_weights(d.log_rhos, limit),
-    }[kind]
-    trace = {
-        "retrace": lambda t, b: lam * min(1.0, math.exp(d.log_rhos[t, b])),
-        "tree backup": lambda t, b: lam * math.exp(d.log_pi[t, b]),
-        "importance": lambda t, b: min(limit, math.exp(d.log_rhos[t, b])),
-    }[kind]
-    returns = munos_returns(q_values=d.q_values, coefficients=coefficients, **given_to_all(d))
-    for t, b in d.cells():
-        total, product = d.q_values[t, b], 1.0
-        for k in range(t, d.shape[0]):
-            if k > t:
-                product *= trace(k, b)
-            one_step = d.rewards[k, b] + d.discounts[k, b] * d.next_values[k, b]
-            total += product * (one_step - d.q_values[k, b])
-            if d.ends[k, b]:
-                break
-            product *= d.discounts[k, b]
-        np.testing.assert_allclose(returns[t, b], total, **CLOSE)
-
-
 def naive_n_step(d, t, b, steps):
     """The return over at most ``steps`` steps and how many it has: to an end or to the last row."""
     total, product = 0.0, 1.0
@@ -153,12 +112,3 @@ def test_on_policy_vtrace_is_the_lambda_return(d, lam, rho):
     expected = lambda_returns(**given_to_all(d), lam=lam)
     np.testing.assert_allclose(on_policy.targets, expected, **CLOSE)
     np.testing.assert_allclose(on_policy.advantages, expected - d.values, **CLOSE)
-
-
-@settings(max_examples=100, deadline=None)
-@given(d=data, lam=shares)
-def test_on_policy_retrace_of_a_deterministic_policy_is_the_lambda_return(d, lam):
-    # Then E_pi Q(s', .) is Q of the next action, which is ``values`` here.
-    coefficients = retrace_coefficients(np.zeros(d.shape), lam)
-    on_policy = munos_returns(q_values=d.values, coefficients=coefficients, **given_to_all(d))
-    np.testing.assert_allclose(on_policy, lambda_returns(**given_to_all(d), lam=lam), **CLOSE)

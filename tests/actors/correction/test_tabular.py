@@ -17,8 +17,6 @@ from vinoreward_actors.correction import (
     ImportanceSampling,
     NoCorrection,
     OffPolicyBatch,
-    Retrace,
-    TreeBackup,
     VTrace,
 )
 
@@ -87,7 +85,7 @@ class Paths:
         chances = table(lambda state, action, _, __, chance: chance * MU[state, action])
         self.probability = chances.prod(axis=0)
 
-    def batch(self, values, q=None):
+    def batch(self, values):
         return OffPolicyBatch(
             log_pi=np.log(PI[self.states, self.actions]),
             log_mu=np.log(MU[self.states, self.actions]),
@@ -98,7 +96,6 @@ class Paths:
             # A terminal state has no value; reading one would spread NaN.
             next_values=np.where(self.terminated, np.nan, values[self.following]),
             gamma=GAMMA,
-            q_values=None if q is None else q[self.states, self.actions],
         )
 
     def mean_by_state(self, first_row):
@@ -125,15 +122,6 @@ def learn_v(paths, corrector, rounds=120):
     return values
 
 
-def learn_q(paths, corrector, rounds=120):
-    correction = Correction([corrector])
-    q = np.zeros((STATES, ACTIONS))
-    for _ in range(rounds):
-        values = (PI * q).sum(axis=1)
-        q = paths.mean_by_action(correction(paths.batch(values, q)).targets[0])
-    return q
-
-
 def test_the_paths_are_all_there(paths):
     np.testing.assert_allclose(np.bincount(paths.states[0], paths.probability), 1.0)
     assert np.abs(v_of(PI) - v_of(MU)).min() > 0.3  # or no test here could fail
@@ -153,27 +141,11 @@ def test_truncated_vtrace_learns_the_values_that_its_paper_says(paths, rho):
     assert np.abs(learned - v_of(PI)).max() > 0.1
 
 
-@pytest.mark.parametrize(
-    "corrector",
-    [Retrace(), Retrace(lam=0.5), TreeBackup(), TreeBackup(lam=0.3)],
-    ids=str,
-)
-def test_corrected_returns_learn_the_target_policys_action_values(paths, corrector):
-    np.testing.assert_allclose(learn_q(paths, corrector), q_of(PI), rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("corrector", [NoCorrection(), NoCorrection(lam=0.5)], ids=str)
 def test_uncorrected_returns_learn_the_behaviour_policys_values(paths, corrector):
     learned = learn_v(paths, corrector)
     np.testing.assert_allclose(learned, v_of(MU), rtol=0, atol=1e-6)
     assert np.abs(learned - v_of(PI)).min() > 0.3
-
-
-def test_uncorrected_returns_of_several_steps_learn_other_action_values(paths):
-    assert np.abs(learn_q(paths, NoCorrection()) - q_of(PI)).max() > 0.3
-    # One step is right without any correction: why DQN and SAC need none.
-    one_step = learn_q(paths, NoCorrection(lam=0))
-    np.testing.assert_allclose(one_step, q_of(PI), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -196,16 +168,3 @@ def test_the_policy_gradients_weight_comes_once(paths, correctors):
     expected = PI * (q_of(PI) - values[:, None])
     np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-9)
     assert np.abs(expected * PI / MU - expected).max() > 0.1
-
-
-@pytest.mark.parametrize("target", [Retrace(), TreeBackup()], ids=str)
-def test_importance_sampling_weights_the_advantages_of_action_values(paths, target):
-    q, values = q_of(PI), v_of(PI)
-    batch = paths.batch(values, q)
-    expected = q - values[:, None]
-    without = paths.mean_by_action(Correction([target])(batch).advantages[0])
-    np.testing.assert_allclose(without, expected, rtol=0, atol=1e-9)
-    weighted = Correction([target, ImportanceSampling(rho=math.inf)])(batch).advantages[0]
-    np.testing.assert_allclose(
-        MU * paths.mean_by_action(weighted), PI * expected, rtol=0, atol=1e-9
-    )

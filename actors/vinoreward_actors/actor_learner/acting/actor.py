@@ -9,11 +9,8 @@ import numpy as np
 
 from vinoreward.closing import Closing
 from vinoreward.errors import InputError, OutputError, VinorewardError
-from vinoreward_actors.actor_learner.acting.environments import (
-    Environments,
-    EnvironmentSpec,
-    Episode,
-)
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
+from vinoreward_actors.actor_learner.acting.environments import Environments, Episode
 from vinoreward_actors.actor_learner.acting.profile import COUNTERS as PROFILE_COUNTERS
 from vinoreward_actors.actor_learner.acting.profile import Stopwatch
 from vinoreward_actors.actor_learner.transport.link import NONE, Link
@@ -25,33 +22,8 @@ from vinoreward_actors.actor_learner.transport.trajectory import (
 from vinoreward_actors.policies.backends.base import PolicyBackend, make_backend
 from vinoreward_actors.policies.distributions import Acted, act
 from vinoreward_actors.policies.policy import Floats, Policy
-from vinoreward_actors.policies.spec import PolicySpec
 
 COUNTERS = ("steps", "trajectories", "pulls", "compressed_steps", *PROFILE_COUNTERS)
-
-
-@dataclass(frozen=True)
-class ActorConfig:
-    """Settings of an actor; plain data.
-
-    Attributes:
-        max_staleness: compressed weights that are more versions behind the learner's are not used:
-            a late or dead compressor costs only speed.
-        max_lag: pull the learner's own weights early if those in use are more versions old; None:
-            only every ``pull_period`` steps.
-    """
-
-    environment: EnvironmentSpec
-    policy: PolicySpec  # the learner's network
-    backend: str = "openvino"  # for full-precision weights; compressed ones name their own
-    environments: int = 1  # B
-    steps: int = 20  # T, of a trajectory
-    actors: int = 1  # number of actors
-    seed: int = 0  # of the run
-    compressed: bool = False  # whether there is a compressor
-    max_staleness: int = 100
-    max_lag: int | None = None
-    first_version: int = 0  # of the first weights of this run; above 0 after a resume
 
 
 @dataclass(frozen=True)
@@ -71,7 +43,7 @@ class Refused:
 class ActorNetwork:
     """An actor's ``FULL_PRECISION`` or ``COMPRESSED`` weights, and their backend."""
 
-    def __init__(self, kind: int, config: ActorConfig) -> None:
+    def __init__(self, kind: int, config: EngineConfig) -> None:
         self.kind = kind
         self._config = config
         self._backends: dict[str, PolicyBackend] = {}
@@ -92,11 +64,11 @@ class ActorNetwork:
     @property
     def backend(self) -> PolicyBackend:
         """Backend of the current weights; made at its first use, which takes seconds."""
-        name = self._config.backend
+        name = self._config.run.backend
         if self.kind == COMPRESSED and self.policy is not None:
             name = self.policy.backend
         if name not in self._backends:
-            self._backends[name] = make_backend(name, self._config.environments)
+            self._backends[name] = make_backend(name, self._config.run.environments)
         return self._backends[name]
 
     def use(self, policy: Policy) -> None:
@@ -138,15 +110,15 @@ class Actor(Closing):
         generation: number of replacements before it.
     """
 
-    def __init__(self, config: ActorConfig, link: Link, number: int, generation: int = 0) -> None:
+    def __init__(self, config: EngineConfig, link: Link, number: int, generation: int = 0) -> None:
         self._config = config
         self._link = link
         self._number = number
-        entropy = [config.seed, number, generation, config.first_version]
+        entropy = [config.run.seed, number, generation, config.first_version]
         self._random = np.random.default_rng(entropy)
-        first = int(np.random.default_rng([*entropy, 1]).integers(2**31 - config.environments))
+        first = int(np.random.default_rng([*entropy, 1]).integers(2**31 - config.run.environments))
         self._envs = Environments(
-            config.environment, config.policy, config.environments, first, link.resetting
+            config.environment, config.policy, config.run.environments, first, link.resetting
         )
         self._networks = [ActorNetwork(kind, config) for kind in (FULL_PRECISION, COMPRESSED)]
         # Make its backend before the first heartbeat: later a missing one counts as hanging.
@@ -168,7 +140,7 @@ class Actor(Closing):
         link, watch = self._link, self._watch
         trajectory = link.begin()
         watch.mark("wait")
-        for step in range(self._config.steps):
+        for step in range(self._config.run.steps):
             if link.stopped:
                 return False
             self._step(trajectory, step, self._act(self._newest()))
@@ -196,7 +168,7 @@ class Actor(Closing):
 
     def _choose(self, network: ActorNetwork) -> Acting:
         outputs = network.backend.infer(self._envs.observations)
-        exploration = self._link.settings.exploration(self._number, self._config.actors)
+        exploration = self._link.settings.exploration(self._number, self._config.run.actors)
         acted = act(self._config.policy, outputs, self._random, exploration)
         self._watch.mark("infer")
         return Acting(network, outputs, acted)
@@ -231,7 +203,7 @@ class Actor(Closing):
         if self._block == 0:
             # One network per block: alternating at each step would evict the small one from cache.
             self._kind = self._draw()
-            self._block = self._config.steps
+            self._block = self._config.run.steps
         self._block -= 1
         if self._kind == COMPRESSED:
             network = self._networks[COMPRESSED]
@@ -259,13 +231,12 @@ class Actor(Closing):
         period = self._link.settings.pull_period
         if self._stale(network):
             # These are not used, so check for new ones every trajectory.
-            period = min(period, self._config.steps)
+            period = min(period, self._config.run.steps)
         due = network.checked == NONE or self._steps - network.checked >= period
         if due:
             network.checked = self._steps
-        limit = self._config.max_lag
         # The learner would drop steps made with older weights.
-        too_old = limit is not None and self._behind(network) > limit
+        too_old = self._config.fresh and self._behind(network) > self._config.run.max_lag
         if due or (network.kind == FULL_PRECISION and too_old):
             self._pull(network)
 

@@ -23,6 +23,8 @@ from vinoreward.wrappers.true_success import TrueSuccess, Truth, claim_of
 from vinoreward_actors.policies.spec import PolicySpec
 
 Array = npt.NDArray[Any]
+ACTION_CURE = "convert them with gymnasium.wrappers.TransformAction"
+"""What to do about other action spaces: part of a sentence."""
 
 
 @contextlib.contextmanager
@@ -49,20 +51,10 @@ def check_spaces(env: gym.Env[Any, Any], spec: PolicySpec) -> None:
     fits = isinstance(space, gym.spaces.Box) and space.shape == wanted
     if not fits or space.dtype is None or not _castable(space.dtype, spec):
         kinds = "uint8" if spec.observation_dtype == "uint8" else "float32 (or other numbers)"
-        shape = space.shape or ()
-        cure = (
-            "convert them with FlattenObservation, DtypeObservation or TransformObservation of "
-            "gymnasium.wrappers"
-        )
-        if len(shape) == 3 and (shape[2], *shape[:2]) == wanted:
-            box = f"gymnasium.spaces.Box(0, 255, {wanted}, numpy.uint8)"
-            cure = (
-                "move the channels first with gymnasium.wrappers.TransformObservation(env, lambda "
-                f"seen: seen.transpose(2, 0, 1), {box})"
-            )
         raise ConfigError(
             f"the environment's observations are {space}. Expected a Box of {kinds} of the shape "
-            f"{wanted}, as the network; {cure}."
+            f"{wanted}, as the network; convert them with a wrapper of gymnasium.wrappers, such as "
+            "FlattenObservation, DtypeObservation or TransformObservation."
         )
     check_actions(env.action_space, spec)
 
@@ -104,37 +96,14 @@ def check_actions(space: gym.Space[Any], spec: PolicySpec) -> None:
         if isinstance(space, gym.spaces.Box) and fits and not space.is_bounded():
             raise ConfigError(
                 f"the environment's actions are {space}. Expected finite limits for every action, "
-                f"because the network's -1 to 1 is scaled to them; {action_cure(space)}."
+                f"because the network's -1 to 1 is scaled to them; {ACTION_CURE}."
             )
     if not fits:
         raise ConfigError(
             f"the environment's actions are {space}. Expected "
             f"{'Discrete' if spec.discrete else 'a Box'} of {spec.actions}, as the network's "
-            f"{spec.head} head gives; {action_cure(space)}, or make a network for these."
+            f"{spec.head} head gives; {ACTION_CURE}, or make a network for these."
         )
-
-
-def action_cure(space: gym.Space[Any]) -> str:
-    """Name a Gymnasium wrapper that converts an action space for a network.
-
-    With its code for integers not from 0, and for actions of several axes or without limits.
-    """
-    how = "env, ..."
-    if isinstance(space, gym.spaces.Discrete) and space.start != 0:
-        how = f"env, lambda action: action + {space.start}, gymnasium.spaces.Discrete({space.n})"
-    elif isinstance(space, gym.spaces.Box) and not space.is_bounded():
-        rows = "" if len(space.shape) == 1 else f".reshape{space.shape}"
-        box = f"gymnasium.spaces.Box(-1, 1, ({int(np.prod(space.shape))},))"
-        return (
-            "give them limits (yours for -1 and 1) with gymnasium.wrappers.TransformAction("
-            f"env, lambda action: action{rows}, {box})"
-        )
-    elif isinstance(space, gym.spaces.Box) and len(space.shape) != 1:
-        how = (
-            f"env, lambda action: action.reshape{space.shape}, gymnasium.spaces.Box("
-            "env.action_space.low.ravel(), env.action_space.high.ravel())"
-        )
-    return f"convert them with gymnasium.wrappers.TransformAction({how})"
 
 
 def in_space(actions: Array, space: gym.Space[Any]) -> Array:

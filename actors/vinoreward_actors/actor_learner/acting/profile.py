@@ -78,52 +78,22 @@ class Breakdown:
         network = sum(self.wall[part] for part in ("infer", "pull", "decode", "load"))
         return network / self.step_wall if self.step_wall > 0 else 0.0
 
-    def advice(self, learner_seconds: float, actors: int = 1, *, compressed: bool = False) -> str:
-        """Return a sentence on whether compressing the actors can shorten this training.
+    def advice(self, learner_seconds: float, actors: int = 1) -> str:
+        """Return a sentence on what limits a training: only acting can be compressed.
 
         Args:
             learner_seconds: the learner's wall time per environment step; 0.0 without an update.
             actors: parallel actors that share the learner.
-            compressed: whether they already act compressed.
         """
-        share = self.share_of_network
-        bound = 1.0 / (1.0 - share) if share < 1.0 else float("inf")
-        acting = self.step_wall
-        learning = learner_seconds * actors
-        if learner_seconds <= 0.0:
-            kind = "compressed network" if compressed else "network"
-            return (
-                f"The {kind} takes {share:.0%} of an actor's step of {acting * 1e3:.3g} ms. "
-                "The learner made no update, so it was not measured: run more steps to see whether "
-                "compression can shorten this training."
-            )
-        if compressed:
-            limits = "the learner" if learning > acting else "acting"
-            return (
-                f"The compressed network takes {share:.0%} of an actor's step of "
-                f"{acting * 1e3:.3g} ms, and the learner {learner_seconds * 1e3:.3g} ms per "
-                f"step: {limits} is the bottleneck now. To see whether compression paid, compare "
-                "with a run without it, or use --profile-only, which measures both."
-            )
-        if learning > acting:
-            return (
-                f"The learner needs {learner_seconds * 1e3:.3g} ms per environment step and "
-                f"{'an actor' if actors == 1 else f'one of {actors} actors'} "
-                f"{acting * 1e3:.3g} ms: the learner is the bottleneck, and compressed "
-                "actors only free a core. Fewer samples per insert, a smaller network or a faster "
-                "device for the learner would help first."
-            )
-        if share < 0.2:
-            return (
-                f"The network takes {share:.0%} of an actor's step: compressing it can make actors "
-                f"at most {bound:.2f} times faster. The environment is the bottleneck."
-            )
-        limit = (
-            f", and this training {acting / learning:.2f} times: then the learner, with "
-            f"{learner_seconds * 1e3:.3g} ms per environment step, is the bottleneck"
+        acting = self.step_wall / actors
+        words = (
+            f"An environment step takes {'an actor' if actors == 1 else f'{actors} actors'} "
+            f"{acting * 1e3:.3g} ms, {self.share_of_network:.0%} of it for the network"
         )
+        if learner_seconds <= 0.0:
+            return f"{words}. The learner made no update: run more steps to see what limits."
+        limits = "the environment" if self.share_of_network < 0.2 else "acting"
+        limits = "the learner" if learner_seconds > acting else limits
         return (
-            f"The network takes {share:.0%} of an actor's step: compressing it can make actors up "
-            f"to {bound:.2f} times faster{limit if learning * bound > acting else ''}. Compare "
-            "with more environments per actor first: that costs no accuracy."
+            f"{words}, and the learner {learner_seconds * 1e3:.3g} ms: {limits} is the bottleneck."
         )

@@ -17,42 +17,18 @@ import numpy.typing as npt
 
 from vinoreward.closing import Closing
 from vinoreward.errors import ConfigError, VinorewardError
-from vinoreward_actors.actor_learner.acting.actor import COUNTERS, Actor, ActorConfig, Refused
+from vinoreward_actors.actor_learner.acting.actor import COUNTERS, Actor, Refused
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
 from vinoreward_actors.actor_learner.acting.environments import Episode
-from vinoreward_actors.actor_learner.compressor import Compressor, CompressorConfig
-from vinoreward_actors.actor_learner.config import SamplesPerInsert
+from vinoreward_actors.actor_learner.compressor import Compressor
 from vinoreward_actors.actor_learner.transport.link import ActorSettings, Link
-from vinoreward_actors.actor_learner.transport.trajectory import Batch, Trajectory, TrajectorySpec
+from vinoreward_actors.actor_learner.transport.trajectory import Batch, Trajectory
 from vinoreward_actors.policies.backends.base import BackendOutputs
 from vinoreward_actors.policies.policy import Policy
 from vinoreward_actors.policies.wire import Encoded, encode
 
-OBSERVATIONS = 1024
-"""Rows for measuring ranges and for distillation."""
 LOOK_EVERY = 0.1
 """Maximum seconds of one wait for processes."""
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """Settings of an engine; see also :class:`~vinoreward_actors.ActorLearnerConfig`."""
-
-    actor: ActorConfig
-    trajectory: TrajectorySpec
-    compressor: CompressorConfig | None = None
-    limiter: SamplesPerInsert | None = None  # None: actors run ahead as far as there is room
-    slots_per_actor: int = 2  # trajectories of one actor that may wait for the learner
-    bits: int = 32  # communication quantization of the learner's weights
-    observations: int = OBSERVATIONS  # maximum number of rows for the compressor
-    heartbeat: float = 20.0  # seconds of silence after which an actor counts as hung
-    start_timeout: float = 120.0  # seconds that a process may take to start, or a reset
-    longest_push: float = 300.0  # seconds that the compressor may take for a version
-    restarts: int = 3  # of each process within a minute of its work; see RestartBudget
-
-    def process_names(self) -> list[str]:
-        """Return the processes' names: actors in order, then the compressor if there is one."""
-        names = [f"actor {number}" for number in range(self.actor.actors)]
-        return names if self.compressor is None else [*names, "compressor"]
 
 
 class EngineError(VinorewardError, RuntimeError):
@@ -118,7 +94,7 @@ class Called(Closing):
     """An actor or the compressor, which works when it is called.
 
     Args:
-        config: of the engine; an actor's process gets it without the compressor.
+        config: of the engine; an actor's process gets it without the chain.
         link: to the learner.
         number: of the process, in the order of their names.
         generation: number of replacements before it; a later compressor resumes from its state.
@@ -128,16 +104,13 @@ class Called(Closing):
         self._actor: Actor | None = None
         self._compressor: Compressor | None = None
         self._outputs: BackendOutputs | None = None
-        if config.compressor is None:
-            self._actor = Actor(config.actor, link, number, generation)
+        if config.chain is None:
+            self._actor = Actor(config, link, number, generation)
             return
-        # A copy: the user's chain does not change.
-        compressor = copy.deepcopy(config.compressor)
-        if generation > 0:
-            compressor = dataclasses.replace(compressor, resume=True)
-        batch = config.actor.environments
-        self._outputs = BackendOutputs(batch)
-        self._compressor = Compressor(compressor, link, batch, self._outputs)
+        self._outputs = BackendOutputs(config.run.environments)
+        chain = copy.deepcopy(config.chain)  # the user's does not change
+        told = dataclasses.replace(config, resume=config.resume or generation > 0)
+        self._compressor = Compressor(told, chain, link, self._outputs)
 
     def call(self) -> bool:
         """Fill a trajectory, or save the compressor's state if due and compress the newest weights.
@@ -202,7 +175,7 @@ class Engine(Closing):
 
     def publish(self, policy: Policy) -> None:
         """Make weights the latest; with the configured bits per weight."""
-        self._publish(encode(policy, bits=self._config.bits), policy.version)
+        self._publish(encode(policy, bits=self._config.run.bits), policy.version)
 
     @abc.abstractmethod
     def _publish(self, encoded: Encoded, version: int) -> None:
@@ -223,7 +196,7 @@ class Engine(Closing):
             ConfigError: more than there is room for.
             EngineError: no actor can be kept running; includes an actor's error report.
         """
-        room = self._config.slots_per_actor * self._config.actor.actors
+        room = self._config.slots_per_actor * self._config.run.actors
         if not 1 <= count <= room:
             raise ConfigError(field="count", value=count, expected=f"1 to {room}")
         if not self._collect(count, time.monotonic() + timeout):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 
 from vinoreward.errors import VinorewardError
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.base import (
     Called,
     Engine,
-    EngineConfig,
     EngineError,
     Messages,
     error_report,
@@ -42,11 +42,11 @@ class InlineEngine(Engine):
 
     def _open(self, policy: Policy) -> None:
         config = self._config
-        acting = dataclasses.replace(config, compressor=None)
+        acting = dataclasses.replace(config, chain=None)
         for number in range(len(config.process_names())):
             link = Link(config.trajectory, number, stores=self._stores)
             self._links.append(link)
-            if number < config.actor.actors:
+            if number < config.run.actors:
                 self._actors.append(Called(acting, link, number))
             else:
                 self._compressor = Called(config, link, number)

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import ConfigError
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.base import (
     LOOK_EVERY,
     Called,
-    EngineConfig,
     not_running,
 )
 from vinoreward_actors.actor_learner.engines.processes import SIGN_EVERY, Child, reporting, send
@@ -180,7 +180,7 @@ def run_process(
         link = LocalLink(config, shared, number, generation, orders, pipe)
         with Called(config, link, number, generation) as process:
             link.report("begun", None)
-            acts = config.compressor is None
+            acts = config.chain is None
             while link.next():
                 done = process.call()
                 if acts and not done:  # stopped in the middle
@@ -218,7 +218,7 @@ class LocalWorker(Worker):
         """See :meth:`Worker.start`."""
         config = self._config
         if self.acts:  # without the chain, which may import torch
-            config = replace(config, compressor=None)
+            config = replace(config, chain=None)
         theirs, self._orders = get_context("spawn").Pipe(duplex=False)
         with theirs:
             self.child.start(config, self._shared, self.number, self.generation, theirs)
@@ -309,14 +309,14 @@ class LocalEngine(WorkerEngine[LocalWorker]):
 
     def _open(self, policy: Policy) -> None:
         config = self._config
-        full, compressed, rows = _room(policy, config.bits), 0, 0
-        if config.compressor is not None and self._observations is not None:
-            spec = config.compressor.chain.largest(policy.spec)
+        full, compressed, rows = _room(policy, config.run.bits), 0, 0
+        if config.chain is not None and self._observations is not None:
+            spec = config.chain.largest(policy.spec)
             shapes = spec.parameter_shapes()
             zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
             compressed = max(full, _room(Policy(spec, zeros))) + BLOB_ROOM
             rows = config.observations * self._observations[0].nbytes
-        slots = config.actor.actors * config.slots_per_actor
+        slots = config.run.actors * config.slots_per_actor
         with contextlib.ExitStack() as opened:  # all of the memory or, on an error, none
             add = opened.enter_context
             self._opened = Shared(

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vinoreward.errors import VinorewardError
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
 from vinoreward_actors.actor_learner.engines.base import (
     LOOK_EVERY,
     Engine,
-    EngineConfig,
     EngineError,
     Event,
     Messages,
@@ -94,8 +94,8 @@ class Worker(abc.ABC):
 
     def __init__(self, name: str, number: int, config: EngineConfig) -> None:
         self.name, self.number, self._config = name, number, config
-        self.acts = number < config.actor.actors
-        self.budget = RestartBudget(config.restarts)
+        self.acts = number < config.run.actors
+        self.budget = RestartBudget(config.run.restarts)
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -130,7 +130,7 @@ class Worker(abc.ABC):
             return f"did not start in {silence:.0f} s" if silence > longest else ""
         longest = config.longest_push
         if self.acts:
-            longest = config.start_timeout if self.resetting else config.heartbeat
+            longest = config.start_timeout if self.resetting else config.run.heartbeat
         hung = self.calls > 0 and silence > longest
         return f"gave no sign of life for {longest:g} s" if hung else ""
 
@@ -261,7 +261,7 @@ class WorkerEngine(Engine, Generic[AnyWorker]):
             worker.abandoned = True
             what = f"{ended.why}; replaced too often, training goes on without it"
         if all(each.abandoned for each in self._workers if each.acts):
-            restarts, report = self._config.restarts, worker.report or ended.why
+            restarts, report = self._config.run.restarts, worker.report or ended.why
             self._failure = too_often(worker.name, restarts, ended.why, report)
             return
         self._messages.events.append(Event(worker.name, what))

@@ -24,9 +24,6 @@ from vinoreward_actors.policies.spec import PolicySpec
 class D4PGConfig(ReplayConfig):
     """Settings of :class:`D4PG`.
 
-    With ``n_step`` above 1, only ``(NoCorrection(),)`` works: a deterministic policy has no action
-    probabilities. The bias is small while actors lag by few updates.
-
     Attributes:
         critic_learning_rate: of the critic; ``learning_rate`` is the policy's.
         hidden: widths of the critic's dense layers.
@@ -78,12 +75,6 @@ class D4PG(ReplayLearner):
 
     def __init__(self, spec: PolicySpec, config: D4PGConfig = D4PGConfig()) -> None:
         super().__init__(spec, config)
-        if not self._plain:
-            raise ConfigError(
-                f"D4PG cannot use {self.correction}. Expected n_step=1, or (NoCorrection(),): it "
-                "learns a distribution, and a deterministic policy has no probabilities for a "
-                "correction."
-            )
         self._d4pg = config
         with seeded(config.seed + 1):
             critic = networks.Critic(spec, config.hidden, config.num_atoms, normalised=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from vinoreward.errors import ConfigError
@@ -21,8 +20,6 @@ class DQNConfig(ReplayConfig):
 
     Attributes:
         target_update_interval: updates between copies to the target network.
-        target_epsilon: fraction of random actions of the learned policy. For correctors, whose
-            traces a greedy policy would cut at each explored action.
         epsilon_start: the actors' initial fraction of random actions.
         epsilon_end: the final one.
         epsilon_decay_steps: transitions over which it decays linearly.
@@ -31,14 +28,13 @@ class DQNConfig(ReplayConfig):
     max_grad_norm: float = 10.0
     batch_size: int = 64
     target_update_interval: int = 100
-    target_epsilon: float = 0.0
     epsilon_start: float = 1.0
     epsilon_end: float = 0.05
     epsilon_decay_steps: int = 10_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shares = (self.target_epsilon, self.epsilon_start, self.epsilon_end)
+        shares = (self.epsilon_start, self.epsilon_end)
         if not all(0 <= share <= 1 for share in shares):
             raise ConfigError(f"DQN has epsilons {shares}. Expected epsilons from 0 to 1.")
         if min(self.target_update_interval, self.epsilon_decay_steps) < 1:
@@ -76,7 +72,11 @@ class DQN(ReplayLearner):
     def _learn(self, windows: Windows) -> dict[str, float]:
         observations, actions = self.first(windows)
         with torch.no_grad():
-            targets = self.targets(windows, self._state_values, self._executed)
+            returns, discounts, following = self.summed(windows)
+            # Double Q-learning: the current network chooses, the target network evaluates.
+            best = self.computed(self.actor, following)[0].argmax(1)
+            ahead = self.computed(self.target, following)[0].gather(1, best[:, None])[:, 0]
+            targets = returns + discounts * ahead
         values = self.computed(self.actor, observations)[0]
         chosen = values.gather(1, actions[:, None])[:, 0]
         loss = functional.huber_loss(chosen, targets)
@@ -89,23 +89,3 @@ class DQN(ReplayLearner):
             "error": float((targets - chosen).detach().abs().mean()),
             "gradient_norm": norm,
         }
-
-    def _state_values(self, observations: Tensor) -> Tensor:
-        q_values: Tensor = self.computed(self.target, observations)[0]
-        return (self._probabilities(observations) * q_values).sum(1)
-
-    def _executed(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        q_values: Tensor = self.computed(self.target, observations)[0]
-        chosen = self._probabilities(observations).gather(1, actions[:, None])[:, 0]
-        # log(0) is -infinity: the policy never takes this action.
-        return chosen.log(), q_values.gather(1, actions[:, None])[:, 0]
-
-    def _probabilities(self, observations: Tensor) -> Tensor:
-        """Return the learned policy's probabilities (N, A), greedy up to ``target_epsilon``.
-
-        The current network chooses, and the target network evaluates: double Q-learning.
-        """
-        q_values: Tensor = self.computed(self.actor, observations)[0]
-        greedy = functional.one_hot(q_values.argmax(1), self.spec.actions).float()
-        share = self._dqn.target_epsilon
-        return (1.0 - share) * greedy + share / self.spec.actions

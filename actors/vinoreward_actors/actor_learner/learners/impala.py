@@ -70,7 +70,7 @@ class Impala(Learner):
     def __init__(self, spec: PolicySpec, config: ImpalaConfig = ImpalaConfig()) -> None:
         super().__init__(spec, config)
         self._config = config
-        self.correction = Correction(config.correctors, critic="v")
+        self.correction = Correction(config.correctors)
         self.critic: TorchPolicy | None = None
         if spec.value is None:
             with seeded(config.seed + 1):

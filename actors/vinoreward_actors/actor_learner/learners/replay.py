@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,9 @@ from vinoreward_actors.actor_learner.learners.base import (
     LearnerConfig,
 )
 from vinoreward_actors.actor_learner.transport.trajectory import Trajectory
-from vinoreward_actors.correction import Correction, Corrector, NoCorrection, OffPolicyBatch
 from vinoreward_actors.policies.policy import Floats
 from vinoreward_actors.policies.spec import PolicySpec
 
-StateValues = Callable[[Tensor], Tensor]
-Executed = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.int64]
 
@@ -48,7 +45,6 @@ class Windows:
     rewards: Floats
     terminated: Mask
     ends: Mask  # this step is the window's last; ignore rows below
-    log_mu: Floats
 
 
 class Replay:
@@ -82,7 +78,6 @@ class Replay:
             "rewards": np.zeros(capacity, np.float32),
             "terminated": np.zeros(capacity, np.bool_),
             "truncated": np.zeros(capacity, np.bool_),
-            "log_mu": np.zeros(capacity, np.float32),
             # Whether a slot has a step, rather than nothing or another frame.
             "steps": np.zeros(capacity, np.bool_),
         }
@@ -116,7 +111,7 @@ class Replay:
         self.size += steps * batch - int(arrays["steps"][taken].sum())
         arrays["steps"][taken] = False
         arrays["steps"][slots] = True
-        for name in ("actions", "rewards", "terminated", "truncated", "log_mu"):
+        for name in ("actions", "rewards", "terminated", "truncated"):
             arrays[name][slots] = getattr(trajectory, name)
         self._store(trajectory, slots, stops)
         self._position = (self._position + needed) % self.capacity
@@ -174,7 +169,6 @@ class Replay:
             rewards=arrays["rewards"][slots],
             terminated=arrays["terminated"][slots],
             ends=np.stack(ends),
-            log_mu=arrays["log_mu"][slots],
         )
 
     def observations(self, slots: Places) -> npt.NDArray[Any]:
@@ -247,16 +241,15 @@ class ReplayConfig(LearnerConfig):
         batch_size: windows per update.
         buffer_size: slots of the replay, a few percent more than transitions.
         learning_starts: transitions in the replay before the first update.
-        n_step: steps of a target. One step needs no corrector: any behaviour policy will do.
-        correctors: correction of n-step targets; see each learner. Uncorrected targets must be
-            explicit: ``(NoCorrection(),)``.
+        n_step: steps of a target, uncorrected. With one step any behaviour policy will do. With
+            several, targets contain later actions of the actors' policies: a bias, small while
+            actors lag by few updates.
     """
 
     batch_size: int = 256
     buffer_size: int = 100_000
     learning_starts: int = 1_000
     n_step: int = 1
-    correctors: tuple[Corrector, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -270,17 +263,6 @@ class ReplayConfig(LearnerConfig):
                 f"buffer_size={self.buffer_size}. Expected at least 1 each, and room for twice "
                 "learning_starts."
             )
-        if self.n_step > 1 and not self.correctors:
-            raise ConfigError(
-                f"targets of {self.n_step} steps have no corrector, but their later actions are "
-                "those of another policy. Expected correctors=(Retrace(),), (TreeBackup(),), or "
-                "(NoCorrection(),) if you accept the bias; or n_step=1."
-            )
-        if any(each.role == "policy_gradient" for each in self.correctors):
-            raise ConfigError(
-                f"the correctors {self.correctors} do not fit a learner with a replay, whose "
-                "policy gradient has no importance weight. Expected correctors of role target."
-            )
 
 
 class ReplayLearner(Learner):
@@ -291,9 +273,6 @@ class ReplayLearner(Learner):
         self._config = config
         self.replay = Replay(spec, config.buffer_size, seed=config.seed)
         self.save_parts("replay")
-        chain = config.correctors or (NoCorrection(),)
-        self.correction = Correction(chain, critic="q")
-        self._plain = all(isinstance(each, NoCorrection) and each.lam == 1.0 for each in chain)
 
     @property
     def consumption(self) -> Consumption:
@@ -340,37 +319,6 @@ class ReplayLearner(Learner):
         # Rows below an end repeat the last step, so the last row is always the window's end.
         following = self.tensor(self.replay.successors(windows.slots[-1]))
         return self.tensor(returns), self.tensor(discounts), following
-
-    def targets(self, windows: Windows, state_values: StateValues, executed: Executed) -> Tensor:
-        """Return targets (B,) for the windows' first actions, corrected if there is a corrector.
-
-        For N observations, ``state_values`` returns the learned policy's values (N,); ``executed``
-        returns its log probabilities (N,) of executed actions, and their action values (N,).
-        """
-        if self._plain:
-            returns, discounts, following = self.summed(windows)
-            return returns + discounts * state_values(following)
-        slots = windows.slots.reshape(-1)
-        actions = windows.actions.reshape(len(slots), *windows.actions.shape[2:])
-        log_pi, q_values = executed(
-            self.tensor(self.replay.observations(slots)), self.tensor(actions)
-        )
-        next_values = state_values(self.tensor(self.replay.successors(slots)))
-        for name, values in (("action values", q_values), ("values", next_values)):
-            self.check_finite(name, values)
-        shape = windows.slots.shape
-        batch = OffPolicyBatch(
-            log_pi=self.array(log_pi, shape),
-            log_mu=windows.log_mu,
-            rewards=self._config.rewards(windows.rewards),
-            terminated=windows.terminated,
-            truncated=windows.ends & ~windows.terminated,
-            values=self.array(q_values, shape),
-            next_values=self.array(next_values, shape),
-            gamma=self._config.gamma,
-            q_values=self.array(q_values, shape),
-        )
-        return self.tensor(self.correction(batch).targets[0])
 
 
 def n_step_sums(rewards: Floats, windows: Windows, gamma: float) -> tuple[Floats, Floats]:

@@ -132,11 +132,11 @@ class Link:
         return self._filled()
 
     def commit(self, counts: Mapping[str, int], episodes: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Check the trajectory of :meth:`begin` and send it, with its finished episodes.
+        """Send the trajectory of :meth:`begin`, if it is finite, with its finished episodes.
 
         ``counts`` are added to this actor's counters.
         """
-        self._spec.check(self._filled())
+        self._spec.check_finite(self._filled())
         self.counts = counts
         if episodes:
             self.report("episodes", episodes)

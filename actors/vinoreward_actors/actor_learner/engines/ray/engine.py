@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from vinoreward_actors.actor_learner.engines.base import EngineConfig, Event, in_short, not_running
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
+from vinoreward_actors.actor_learner.engines.base import Event, in_short, not_running
 from vinoreward_actors.actor_learner.engines.ray.cluster import (
     Cluster,
     import_ray,
@@ -51,8 +52,7 @@ class RayWorker(Worker):
     ) -> None:
         super().__init__(name, number, config)
         self._cluster, self._ray, self._weights = cluster, cluster.ray, weights
-        compressor = None if self.acts else config.compressor
-        self.saves = compressor is not None and compressor.folder is not None
+        self.saves = not self.acts and config.folder is not None
         # The state goes to the learner's disk, from where a resumed run reads it. That machine's
         # processors may all be taken by actors.
         self.processors = 0 if self.saves else 1
@@ -67,7 +67,7 @@ class RayWorker(Worker):
             scheduling_strategy=self._cluster.beside_us() if self.saves else "SPREAD",
         )
         # An actor's without the chain, which may import torch.
-        config = replace(self._config, compressor=None) if self.acts else self._config
+        config = replace(self._config, chain=None) if self.acts else self._config
         pickled = self._ray.cloudpickle.dumps(config)
         handle = remote(RayProcess).remote(sys.path, self.number, self.generation, pickled)
         self._handle, self._ask = handle, handle.call.options(num_returns=2)
@@ -108,7 +108,7 @@ class RayWorker(Worker):
         """See :meth:`Worker.hangs`; a process that the cluster has no room for may wait for it."""
         config = self._config
         # A call gives no signs of life, and a trajectory may contain resets.
-        longest = config.start_timeout + config.heartbeat if self.acts else config.longest_push
+        longest = config.start_timeout + config.run.heartbeat if self.acts else config.longest_push
         hung = self.begun and self.calls > 0 and now - self.sign > longest
         return f"gave no result for {longest:g} s" if hung else ""
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vinoreward_actors.actor_learner.engines.base import Called, EngineConfig, error_report
+from vinoreward_actors.actor_learner.acting.config import EngineConfig
+from vinoreward_actors.actor_learner.engines.base import Called, error_report
 from vinoreward_actors.actor_learner.transport.link import ActorSettings, Link, Weights
 from vinoreward_actors.actor_learner.transport.trajectory import COMPRESSED, FULL_PRECISION
 from vinoreward_actors.policies.wire import Bytes
@@ -107,7 +108,7 @@ class RayProcess:
             if self._runs is not None:
                 self._runs.close()
             return Result(sent=link.take_sent(), error=error_report(error)), None
-        if self._config.compressor is None:
+        if self._config.chain is None:
             return Result(link.counts, link.take_sent(), link.buffer), None
         made = link.stores[COMPRESSED] if done else None
         about = None if made is None else (made.version, made.header)
