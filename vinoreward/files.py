@@ -39,6 +39,12 @@ DAMAGED = (
 """What Python's readers raise for damaged files."""
 
 
+def cache_folder(kind: str) -> Path:
+    """Return the user's folder for what can be computed again; it need not be there."""
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(folder) / "vinoreward" / kind
+
+
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder; rename it to ``path`` when the block succeeds.

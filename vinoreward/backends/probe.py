@@ -51,6 +51,7 @@ from vinoreward.errors import (
 )
 from vinoreward.files import (
     DAMAGED,
+    cache_folder,
     check_header,
     load_tensors,
     open_to_read,
@@ -140,7 +141,7 @@ def try_network(
     facts = spec and (spec.size, spec.preprocess, spec.outputs)
     versions = [_version(name) for name in (runtime, "openvino")]
     known = repr((VERSION, digest, facts, runtime, versions))
-    entry = _cache_folder() / f"{hashlib.sha256(known.encode()).hexdigest()}.json"
+    entry = cache_folder("networks") / f"{hashlib.sha256(known.encode()).hexdigest()}.json"
     with contextlib.suppress(OSError, ValueError):
         if read_json(entry) == {"passed": known}:
             return
@@ -178,11 +179,6 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         raise
     except (safetensors.SafetensorError, ModelRefusedError, *DAMAGED) as error:
         raise ModelCorruptError(reason_of(error)) from error
-
-
-def _cache_folder() -> Path:
-    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(folder) / "vinoreward" / "networks"
 
 
 def _ask(job: str, size: int, *arguments: Any) -> bytes:
