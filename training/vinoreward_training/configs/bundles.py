@@ -132,7 +132,8 @@ class FinetuneConfig:
     pretrained: bool = False
     """Initial weights that torchvision or timm publish for the network, downloaded or cached."""
     freeze: bool = False
-    """Train the last layer only, of --weights or --pretrained: for a few hundred images."""
+    """Fit the last layer only, of --weights or --pretrained, in seconds: for forty to a few hundred
+    images."""
     epochs: Annotated[int, Ge(1)] = 12
     """Passes over the training frames."""
     learning_rate: Annotated[float, Gt(0), Lt(1)] = 1e-3
