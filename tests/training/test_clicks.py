@@ -169,7 +169,7 @@ def test_too_few_labels_and_options_that_mean_nothing_are_refused(tmp_path: Path
 
 def test_watch_learns_from_each_label(tmp_path: Path) -> None:
     labels = np.arange(28) % 2
-    images, shown, done = tray_images(labels, 3), list[Status](), [0]
+    images, shown, done, said = tray_images(labels, 3), list[Status](), [0], list[str]()
     clicks = Clicks(tmp_path / "data", "here")
 
     def keys() -> str:
@@ -189,13 +189,13 @@ def test_watch_learns_from_each_label(tmp_path: Path) -> None:
             learner=learner,
             keys=keys,
             show=shown.append,
-            say=str,
+            say=said.append,
         )
     clicks.close()
     assert shown[0].probability is None and "at least one success" in shown[0].false_positives
     assert sum(status.labels) == len(shown) >= 24
     assert np.mean([one.claimed == label_of(one) for one in shown[14:]]) >= 0.85
-    assert "false positives unknown: 5 failing" in "".join(one.false_positives for one in shown)
+    assert "false positives unknown: 5 failing" in "\n".join(said)
     assert re.match(r"false positives <= \d\d% of 1[234] failing episodes", status.false_positives)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -67,7 +66,7 @@ class Learner:
         """
         from vinoreward_training.classifier.last_layer import fit_last_layer
 
-        begun, folder = time.perf_counter(), self.config.data
+        folder = self.config.data
         try:
             dataset = load_dataset(folder, size=self._size, choose_size=True, skip_broken=True)
         except DatasetError:  # only one of the labels, or none
@@ -78,7 +77,6 @@ class Learner:
             self._embeddings = self._opened(dataset)
         layer = fit_last_layer(self._embeddings, dataset.images, dataset.labels, dataset.episodes)
         threshold, heat = self._calibrate(dataset, layer)
-        self.rate += f"; fitted in {time.perf_counter() - begun:.1f} s"
         embeddings, (height, width) = self._embeddings, self._size
         spec = ImageSpec(height=height, width=width, resize="pil_bilinear")
 
@@ -111,16 +109,15 @@ class Learner:
             scored = Scored(layer.logits, labels, episodes)
             decision = evaluate_scored(scored, scored, None, frames=len(labels)).decision
         except (DatasetError, TooFewNegativesError, InputError):
-            needed = negatives_needed(RATES[-1])
             self.rate = (
-                f"false positives unknown: {failing} failing episodes; {needed} that are told from "
-                f"successes support {RATES[-1]:.0%}"
+                f"false positives unknown: {failing} failing episodes of at least "
+                f"{negatives_needed(RATES[-1])}"
             )
             return LOWEST_THRESHOLD, 1.0
         found = decision.chosen_for
         recall = found.get("at_raised", found)["recall"]
         self.rate = (
             f"false positives <= {found['episode_fpr_upper']:.0%} of {failing} failing episodes, "
-            f"recall {recall:.0%}, cross-validated"
+            f"recall {recall:.0%}; no OOD detector"
         )
         return decision.threshold, decision.temperature

@@ -165,8 +165,10 @@ class _Session:
     def _begin(self) -> None:
         """Score from here on by the model, that of the present labels where it learns."""
         if self._learner is not None:
+            begun = time.perf_counter()
             self._model = self._learner.fit()
             self.status.false_positives = self._learner.rate
+            self._print(f"{self._learner.rate} (fitted in {time.perf_counter() - begun:.1f} s)")
         if self._model is not None:
             self._model.frozen = self._repeats
             self._model.reset()
