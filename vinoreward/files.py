@@ -39,6 +39,12 @@ DAMAGED = (
 """What Python's readers raise for damaged files."""
 
 
+def cache_folder(kind: str) -> Path:
+    """Return the user's folder for what can be computed again; it need not be there."""
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(folder) / "vinoreward" / kind
+
+
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder; rename it to ``path`` when the block succeeds.
@@ -174,12 +180,6 @@ def is_inside(folder: Path, path: Path) -> bool:
     """Return whether ``path``, links followed, is in ``folder``; False for a link to itself."""
     target = os.path.realpath(path)
     return not os.path.islink(target) and Path(target).is_relative_to(os.path.realpath(folder))
-
-
-def cache_folder(name: str) -> Path:
-    """Return a folder of the cache, made or not, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(root) / "vinoreward" / name
 
 
 def sha256(path: Path) -> str:

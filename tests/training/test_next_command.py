@@ -21,6 +21,7 @@ from toy_environments import save_toy_bundle
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.images import ImageSpec
 from vinoreward_training.classifier import finetune
+from vinoreward_training.classifier.evaluation import Level, Verdict
 from vinoreward_training.cli import commands, main
 from vinoreward_training.configs import CaptureConfig, FinetuneConfig, MendConfig, TrainConfig
 from vinoreward_training.data.dataset import load_dataset
@@ -305,14 +306,13 @@ def test_what_a_run_does_not_say_is_left_to_the_user(runs: Path) -> None:
     ],
 )
 def test_a_training_prints_what_its_images_suffice_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, level: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, level: Level, said: str
 ) -> None:
     data = write_folder(tmp_path / "data", count)
-    verdict = {"level": level, "frames": 1800 if level == "weak" else None}
+    verdict = Verdict(level, frames=1800 if level == "weak" else None)
     config = FinetuneConfig(data=data, target_fpr=0.2, int8="off")
     bundle = save_toy_bundle(tmp_path / "bundle")
-    rewrite(bundle, lambda spec: spec.update(metrics={"verdict": verdict}))
-    assert finetune.conclude(config, load_dataset(data), bundle.path, useless=False) == 0
+    assert finetune.conclude(config, load_dataset(data), bundle.path, verdict) == 0
     assert f"next: {said.format(data=data)}" in capsys.readouterr().out
 
 

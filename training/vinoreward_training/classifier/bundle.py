@@ -26,6 +26,7 @@ from vinoreward_training.classifier.evaluation import (
     rates,
     roc_curve,
 )
+from vinoreward_training.classifier.last_layer import OutOfFold
 from vinoreward_training.classifier.networks import normalization
 from vinoreward_training.classifier.ood import OodFit, fit_ood
 from vinoreward_training.classifier.training import RECORD, ChannelsLast, TrainedOn
@@ -77,6 +78,7 @@ def make_bundle(
     *,
     corruptions: bool = True,
     judged: JudgedLabels | None = None,
+    out_of_fold: OutOfFold | None = None,
 ) -> Verdict:
     """Turn a trained network into FOLDER/bundle and FOLDER/report.html; return the verdict on it.
 
@@ -92,19 +94,26 @@ def make_bundle(
         recall: on validation frames, which the threshold keeps; None chooses by the target rate.
         corruptions: whether it was trained on corrupted images.
         judged: a judge's labels, which it learned; None if the data have their own.
+        out_of_fold: scores of frames that it learned, for the threshold; None if it learned the
+            training part only.
     """
-    train, _, test = parts
+    train, choosing, test = parts
+    known: tuple[Floats | None, Floats | None] = (None, None)
+    if out_of_fold is not None:
+        train = choosing = out_of_fold.learned
+        test, known = out_of_fold.tested, out_of_fold.logits
     # In the memory order that it was trained in, which is faster on a CPU.
     predicted = partial(predict, module)
     result = evaluate(
         predicted,
         dataset,
-        parts[1:],
+        (choosing, test),
         config.target_fpr,
         seed=config.seed,
         trained=train[:: max(1, len(train) // TRAINING_FRAMES)],
         network=config.network,
         recall=recall,
+        known=known,
     )
 
     def claims(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
@@ -136,7 +145,7 @@ def make_bundle(
     )
     facts = _facts(config, dataset, train) | {
         **({} if unseen is None else {"held-out frames new to those weights": unseen}),
-        "epochs": len(history),
+        **({"epochs": len(history)} if out_of_fold is None else out_of_fold.facts),
         "guard": str(ood),
         "exported network's largest difference from torch": f"{difference:.2g} in logits",
     }
@@ -157,7 +166,7 @@ def make_bundle(
             "model.safetensors": weights_of(inner.net, {RECORD: record.to_text()}),
             **ood.files,
         },
-        (dataset.images[test[golden]], result.logits[golden].astype(np.float32)),
+        (dataset.images[test[golden]], predict(inner, dataset.images[test[golden]])),
     )
     print_result(result, ood)
     return result.verdict

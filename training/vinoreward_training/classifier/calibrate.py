@@ -85,7 +85,7 @@ def _bundle(config: CalibrateConfig, bundle: Bundle, data: Path) -> int:
     ood = fit_bundle_ood(dataclasses.replace(bundle, spec=decided), dataset)
     _write(config, bundle, dataset, test, result, Golden(golden, outputs), unseen, ood)
     print_result(result, ood)
-    return conclude(config, dataset, bundle.path, useless=result.verdict.level == "useless")
+    return conclude(config, dataset, bundle.path, result.verdict)
 
 
 def _encoder(config: CalibrateConfig, bundle: Bundle, data: Path) -> int:

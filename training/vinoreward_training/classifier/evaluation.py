@@ -441,6 +441,7 @@ def evaluate(
     trained: Labels | None = None,
     network: str | None = None,
     recall: float | None = None,
+    known: Sequence[Floats | None] = (None, None),
 ) -> Evaluation:
     """Calibrate and choose the threshold on validation frames, then measure on test frames.
 
@@ -459,16 +460,17 @@ def evaluate(
         recall: to keep, whatever the false-positive rate: the threshold is the largest that claims
             this share of the validation successes, but at most ``HIGHEST_RAISE`` where all
             validation failures are below that.
+        known: logits (N, K) of the parts' frames, where ``score`` was fitted on these frames.
     """
     choosing, test = (
         Scored(
-            score(dataset.images[part]).astype(np.float64),
+            score(dataset.images[part]).astype(np.float64) if logits is None else logits,
             dataset.labels[part],
             dataset.episodes[part],
             dataset.categories[part].tolist(),
             logits_by_family(score, dataset, part, number, seed),
         )
-        for number, part in enumerate(parts, 1)
+        for number, (part, logits) in enumerate(zip(parts, known, strict=True), 1)
     )
     learnt = 1.0
     if trained is not None:

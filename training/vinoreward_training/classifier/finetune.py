@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from vinoreward_training.classifier.distil import label_by_judge
 from vinoreward_training.classifier.evaluation import (
     NOT_LEARNT,
     RATES,
+    Verdict,
     default_rate,
     rounded_up,
 )
@@ -29,6 +31,7 @@ from vinoreward_training.data.dataset import (
     find_label_leakage,
     least_episodes,
     load_dataset,
+    parts_by_episode,
     split_by_episode,
 )
 from vinoreward_training.data.dataset_files import METADATA, Indices, read_metadata, say_parts
@@ -47,10 +50,12 @@ from vinoreward_training.runs.settings import Settings, refuse_ignored
 from vinoreward_training.tasks.trust import trust_args
 
 if TYPE_CHECKING:
-    from vinoreward_training.classifier.training import ClassifierFit
+    from vinoreward_training.classifier.training import ClassifierFit, TrainedOn
 
 USELESS = 3
 """Exit status after the verdict that a classifier gives no usable reward."""
+FEW_IMAGES = 200
+"""With --freeze so many or fewer are all learned: a part that is held out would be too small."""
 SLOWER = 2
 """The network of finer cells goes on getting better for this times as many epochs."""
 
@@ -80,6 +85,8 @@ def run(config: FinetuneConfig) -> int:
         if judge is not None:
             judged = label_by_judge(config.data, judge, config.max_calls, config.success_label)
         dataset = _load(config, judged)
+        if config.freeze and not dataset.views and config.network != FINE:
+            return _fit_last_layer(config, dataset, folder, judged)
         parts = split_by_episode(dataset)
         check_sample_size(config, dataset, parts[1])
         say_parts(dataset.images, parts)
@@ -141,14 +148,10 @@ def _fit(
     config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices], folder: Path
 ) -> ClassifierFit:
     """Return the training of ``config.network``, continued from a checkpoint in ``folder``."""
-    from vinoreward.backends.torch_networks import WithPreprocess
-    from vinoreward_training.classifier.networks import build_for, normalization
-    from vinoreward_training.classifier.training import ChannelsLast, ClassifierFit
+    from vinoreward_training.classifier.networks import module_for
+    from vinoreward_training.classifier.training import ClassifierFit
 
-    height, width = dataset.images.shape[1:3]
-    views = [(view.name, view.height) for view in dataset.views]
-    inner = WithPreprocess(build_for(config, height, width, views), *normalization(config.network))
-    module = ChannelsLast(inner, frozen=config.freeze)
+    module = module_for(config, dataset)
     return ClassifierFit(module, dataset, parts[0], parts[1], config, folder)
 
 
@@ -192,13 +195,7 @@ def _train(
     from vinoreward_training.classifier.bundle import make_bundle
     from vinoreward_training.runs.fit import prepare_torch
 
-    before, unseen = None, None
-    if config.weights is not None and config.weights.is_file():  # else build_for says so
-        before = training.read_record(config.weights)
-        unseen = training.check_unseen(before, config.weights, dataset, parts)
-        print(f"held-out frames new to the weights: {unseen}")
-    elif config.pretrained:
-        unseen = "assumed: the weights were published for other images"
+    before, unseen = _check_weights(config, dataset, parts)
     prepare_torch(config.seed)
     config, fit = _choose_network(config, dataset, parts, folder)
     fit.run("finetune")
@@ -213,37 +210,94 @@ def _train(
     module = cast("training.ChannelsLast", fit.module)
     about = folder, module, fit.history, record, unseen
     verdict = make_bundle(config, dataset, parts, *about, judged=judged)
-    useless = verdict.level == "useless"
-    differences = folder / DIFFERENCES if judged is not None else None
-    return conclude(config, dataset, folder / "bundle", useless=useless, differences=differences)
+    return conclude(config, dataset, folder / "bundle", verdict, distilled=judged is not None)
+
+
+def _check_weights(
+    config: FinetuneConfig, dataset: Dataset, parts: Sequence[Indices]
+) -> tuple[TrainedOn | None, str | None]:
+    """Return what the initial weights were trained on, and whether held-out frames are new to them.
+
+    Refuses weights that know these.
+    """
+    from vinoreward_training.classifier.training import check_unseen, read_record
+
+    if config.weights is not None and config.weights.is_file():  # else build_for says so
+        before = read_record(config.weights)
+        unseen = check_unseen(before, config.weights, dataset, parts)
+        print(f"held-out frames new to the weights: {unseen}")
+        return before, unseen
+    if config.pretrained:
+        return None, "assumed: the weights were published for other images"
+    return None, None
+
+
+def _fit_last_layer(
+    config: FinetuneConfig, dataset: Dataset, folder: Path, judged: JudgedLabels | None
+) -> int:
+    """Fit the last layer on features that are kept, and save the bundle; return the exit status.
+
+    All frames but those of the test part choose the threshold; few images have no test part.
+    """
+    from vinoreward_training.classifier.bundle import make_bundle
+    from vinoreward_training.classifier.embeddings import Embeddings
+    from vinoreward_training.classifier.last_layer import OutOfFold, fit_last_layer
+    from vinoreward_training.classifier.networks import module_for
+    from vinoreward_training.classifier.training import record_of
+    from vinoreward_training.runs.fit import prepare_torch
+
+    refuse_ignored(config, ("epochs", "learning_rate"), "a last layer that is fitted at once")
+    few = len(dataset.labels) <= FEW_IMAGES
+    parts = parts_by_episode(dataset) if few else split_by_episode(dataset)
+    every, none = np.arange(len(dataset.labels)), np.zeros(0, np.int64)
+    learned = every if few else np.sort(np.concatenate(parts[:2]))
+    tested = every if few else parts[2]
+    check_sample_size(config, dataset, learned)
+    before, unseen = _check_weights(config, dataset, (none, learned, tested))
+    prepare_torch(config.seed)
+    module = module_for(config, dataset)
+    height, width = dataset.images.shape[1:3]
+    labels, episodes = dataset.labels[learned], dataset.episodes[learned]
+    embeddings = Embeddings(module, config.network, (height, width))
+    with contextlib.closing(embeddings):
+        layer = fit_last_layer(embeddings, dataset.images[learned], labels, episodes)
+        embeddings.set_layer(layer.weight, layer.bias)
+    print(
+        f"the last layer is fitted on {len(learned)} images; {embeddings.computed} features were "
+        f"computed, {embeddings.reused} known"
+    )
+    scores = OutOfFold(learned, tested, (layer.logits, layer.logits if few else None))
+    record = record_of(dataset, learned, started=True, before=before)
+    about = folder, module, (), record, unseen
+    verdict = make_bundle(config, dataset, parts, *about, judged=judged, out_of_fold=scores)
+    return conclude(config, dataset, folder / "bundle", verdict, distilled=judged is not None)
 
 
 def conclude(
     config: FinetuneConfig | CalibrateConfig,
     dataset: Dataset,
     path: Path,
+    verdict: Verdict,
     *,
-    useless: bool,
-    differences: Path | None = None,
+    distilled: bool = False,
 ) -> int:
     """Add INT8 to a bundle and print the next command; return the exit status.
 
-    ``differences`` is the folder of images on which a judge that labelled the data differs, which
-    is there if there are any; None if the data have their own labels.
+    ``distilled`` says that a judge labelled the data; images on which it differs are in a folder
+    beside the bundle, if there are any.
     """
-    if useless:
+    if verdict.level == "useless":
         return USELESS
     bundle = Bundle.load(path, verify=False)
     print(f"INT8: {classifier_int8(bundle, dataset, config.int8)}")
-    verdict = bundle.spec.metrics["verdict"]
-    if differences is not None:
+    if distilled:
         following = to_train(path, bundle.spec)
-        if differences.is_dir():
+        if (differences := path.parent / DIFFERENCES).is_dir():
             following = command("label", "--data", differences, "--bundle", path)
-    elif verdict["level"] == "weak" and verdict["frames"]:
-        following = to_more_images(dataset.folder, verdict["frames"])
+    elif verdict.level == "weak" and verdict.frames:
+        following = to_more_images(dataset.folder, verdict.frames)
     else:
-        tested = least_episodes(dataset, split_by_episode(dataset)[2])
+        tested = least_episodes(dataset, parts_by_episode(dataset)[2])
         following = after_bundle(path, bundle.spec, dataset.folder, tested)
     print(f"next: {following}")
     return 0

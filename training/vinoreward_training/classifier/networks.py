@@ -18,9 +18,12 @@ from vinoreward.backends.torch_classifiers import (
     check_name,
     head_of,
 )
+from vinoreward.backends.torch_networks import WithPreprocess
 from vinoreward.bundles.importers.modules import load_state
 from vinoreward.errors import ConfigError, ModelCorruptError, ModelNotFoundError
+from vinoreward_training.classifier.training import ChannelsLast
 from vinoreward_training.configs import FinetuneConfig
+from vinoreward_training.data.dataset import Dataset
 
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 Weights = Mapping[str, Tensor]
@@ -79,6 +82,14 @@ def build_for(
         for name, parameter in net.named_parameters():
             parameter.requires_grad = name.startswith(layers)
     return net
+
+
+def module_for(config: FinetuneConfig, dataset: Dataset) -> ChannelsLast:
+    """Return the network of a training with its preprocessing; see :func:`build_for`."""
+    height, width = dataset.images.shape[1:3]
+    views = [(view.name, view.height) for view in dataset.views]
+    inner = WithPreprocess(build_for(config, height, width, views), *normalization(config.network))
+    return ChannelsLast(inner, frozen=config.freeze)
 
 
 def _initialise(architecture: str, net: Any) -> None:

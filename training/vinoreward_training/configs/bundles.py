@@ -132,7 +132,8 @@ class FinetuneConfig:
     pretrained: bool = False
     """Initial weights that torchvision or timm publish for the network, downloaded or cached."""
     freeze: bool = False
-    """Train the last layer only, of --weights or --pretrained: for a few hundred images."""
+    """Fit the last layer only, of --weights or --pretrained, in seconds: for forty to a few hundred
+    images."""
     epochs: Annotated[int, Ge(1)] = 12
     """Passes over the training frames."""
     learning_rate: Annotated[float, Gt(0), Lt(1)] = 1e-3
@@ -345,6 +346,7 @@ class WatchConfig:
         vinoreward watch --camera 0 --bundle runs/clicks --on-claim "python open_gripper.py"
         vinoreward watch --camera rtsp://10.0.0.7/stream --bundle runs/clicks --hz 10 --no-window
         vinoreward watch --camera pick.mp4 --bundle runs/clicks --out data/more
+        vinoreward watch --camera 0 --learn --network timm:resnet10t --pretrained
     """
 
     camera: str
@@ -357,6 +359,15 @@ class WatchConfig:
     as many images. Default: the camera's or video's rate, of a folder 30."""
     out: Path = Path("data/clicks")
     """Dataset of the labels; a later session adds to it."""
+    learn: bool = False
+    """Score by what the labels teach: after each one the last layer of --network, of --weights or
+    --pretrained, is fitted again, and the rates that the labels support are shown."""
+    network: str = "squeezenet1_1"
+    """With --learn: as in finetune."""
+    weights: Path | None = None
+    """With --learn: weights of the network (.safetensors, or .pt loaded as data only)."""
+    pretrained: bool = False
+    """With --learn: weights that torchvision or timm publish for the network."""
     on_claim: Annotated[str | None, RUNS_CODE] = None
     """Program to run, without a shell, when success is claimed: one at a time, with the environment
     variables VINOREWARD_TIME (seconds since 1970) and VINOREWARD_PROBABILITY."""

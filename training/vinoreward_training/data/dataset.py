@@ -505,20 +505,29 @@ def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
     capture's seed and its number; if these are not recorded, its first image. Each part has both
     classes, or there is a DatasetError.
     """
-    identities, inverse = episode_identities(dataset)
-    part_of = split_of(identities)[inverse]
+    parts = parts_by_episode(dataset)
     more = "capture more episodes" if dataset.scene else "add more images of either class"
-    parts = tuple(np.flatnonzero(part_of == which).astype(np.int64) for which in (2, 0, 1))
+    count = dataset.counts["episodes"]
     for name, indices in zip(("training", "validation", "test"), parts, strict=True):
         if len(np.unique(dataset.labels[indices])) < 2:
             raise DatasetError(
                 f"the {name} part of {dataset.folder} would have {len(indices)} frames of fewer "
-                f"than two classes ({len(identities)} episodes in all). Expected successes and "
+                f"than two classes ({count} episodes in all). Expected successes and "
                 "failures in every part. A hash of each episode decides where it goes, 70 % to "
                 "training and 15 % each to validation and test, so some tens of episodes with "
                 f"either are needed; {more}."
             )
-    return parts[0], parts[1], parts[2]
+    return parts
+
+
+def parts_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
+    """Return the parts of :func:`split_by_episode`, whatever is in them."""
+    identities, inverse = episode_identities(dataset)
+    part_of = split_of(identities)[inverse]
+    validation, test, train = (
+        np.flatnonzero(part_of == which).astype(np.int64) for which in range(3)
+    )
+    return train, validation, test
 
 
 def least_episodes(dataset: Dataset, part: Indices) -> int:

@@ -20,7 +20,7 @@ from vinoreward.bundles.schema import Quantization
 from vinoreward.errors import DatasetError, MissingExtraError, QuantizationRefusedError
 from vinoreward.rewards.classifier import log_odds, logit, scores_of
 from vinoreward_training.configs import Int8
-from vinoreward_training.data.dataset import Dataset, Frames, split_by_episode
+from vinoreward_training.data.dataset import Dataset, Frames, parts_by_episode
 from vinoreward_training.data.dataset_files import Indices
 from vinoreward_training.data.provenance import LEAST_HELD_OUT
 from vinoreward_training.quantize.gate import (
@@ -61,7 +61,7 @@ def classifier_int8(bundle: Bundle, dataset: Dataset, mode: Int8) -> str:
         QuantizationRefusedError, DatasetError: the gate refuses it, or there are too few frames,
             and the mode is ``"on"``.
     """
-    return _unless_refused(bundle, dataset, split_by_episode(dataset), mode)
+    return _unless_refused(bundle, dataset, parts_by_episode(dataset), mode)
 
 
 def encoder_int8(bundle: Bundle, frames: Frames, parts: Sequence[Indices], mode: Int8) -> str:

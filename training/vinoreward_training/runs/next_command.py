@@ -114,10 +114,12 @@ def _to_folder(folder: Path, default: Path) -> list[object]:
     return [] if folder == default and not folder.exists() else ["--out", unique_path(folder)]
 
 
-def after_capture(data: Path) -> str:
-    """Return the command that trains a classifier on a capture."""
+def after_capture(data: Path, config: FinetuneConfig | None = None) -> str:
+    """Return the command that trains a classifier on a capture, with the network of a config."""
     out = classifier_folder(data)
-    return command("finetune", "--data", data, *_to_folder(out, out))
+    names = ("network", "weights", "pretrained", "freeze")
+    options = {} if config is None else non_default_options(config, names)
+    return command("finetune", "--data", data, *option_words(options), *_to_folder(out, out))
 
 
 def after_bundle(bundle: Path, spec: BundleSpec, data: Path, tested: int) -> str:

@@ -7,21 +7,27 @@ import contextlib
 from vinoreward.rewards.decision import RewardOptions
 from vinoreward.rewards.reward_model import RewardModel
 from vinoreward_envs.human import has_display
-from vinoreward_training.configs import WatchConfig
+from vinoreward_training.configs import FinetuneConfig, WatchConfig
 from vinoreward_training.runs.next_command import after_capture
 from vinoreward_training.runs.settings import refuse_ignored
 from vinoreward_training.watch.cameras import open_camera, public
 from vinoreward_training.watch.claims import ClaimCommand
 from vinoreward_training.watch.clicks import Clicks
+from vinoreward_training.watch.learner import Learner
 from vinoreward_training.watch.screens import HELP, Terminal, Window
 from vinoreward_training.watch.session import watch
 
 
 def run(config: WatchConfig) -> int:
     """Watch until the camera ends, ``q`` or Ctrl-C; print a summary and return 0."""
-    if config.bundle is None:
-        refuse_ignored(config, ("on_claim",), "watch without `bundle`")
-    name, model, on_claim = public(config.camera), None, None
+    if config.learn:
+        refuse_ignored(config, ("bundle",), "watch with `learn`")
+    else:
+        refuse_ignored(config, ("network", "weights", "pretrained"), "watch without `learn`")
+        if config.bundle is None:
+            refuse_ignored(config, ("on_claim",), "watch without `bundle` or `learn`")
+    name, model, learner, on_claim = public(config.camera), None, None, None
+    following = after_capture(config.out)
     with contextlib.ExitStack() as closing:
         terminal = Terminal()
         screens: list[Terminal | Window] = [terminal]
@@ -31,6 +37,11 @@ def run(config: WatchConfig) -> int:
         if config.bundle is not None:
             model = RewardModel(config.bundle, RewardOptions())
             closing.callback(model.close)
+        if config.learn:
+            options = {each: getattr(config, each) for each in ("network", "weights", "pretrained")}
+            training = FinetuneConfig(data=config.out, freeze=True, **options)
+            learner = closing.enter_context(Learner(training))
+            following = after_capture(config.out, training)
         if config.on_claim is not None:
             on_claim = ClaimCommand(config.on_claim, terminal.say)
             closing.callback(on_claim.close)
@@ -44,6 +55,7 @@ def run(config: WatchConfig) -> int:
             model,
             hz=config.hz,
             clicks=clicks,
+            learner=learner,
             keys=lambda: "".join(screen.keys() for screen in screens),
             on_claim=on_claim,
             show=lambda status: [screen.show(status) for screen in screens],
@@ -52,5 +64,5 @@ def run(config: WatchConfig) -> int:
     print("\n".join(status.lines()))
     if clicks.counts != given:
         print(f"{clicks.counts[0]} successes and {clicks.counts[1]} failures in {config.out}.")
-        print(f"next: {after_capture(config.out)}")
+        print(f"next: {following}")
     return 0

@@ -15,6 +15,7 @@ from vinoreward.rewards.reward_model import RewardModel
 from vinoreward_training.watch.cameras import Camera, Image
 from vinoreward_training.watch.clicks import Clicks
 from vinoreward_training.watch.feed import Arrival, Feed
+from vinoreward_training.watch.learner import Learner
 from vinoreward_training.watch.repeats import SECONDS, RepeatCheck
 
 LATENCIES = 4096
@@ -40,7 +41,7 @@ class Status:
     ood_score: float | None = None
     """Above 1: out of distribution; None: without a detector."""
     false_positives: str = ""
-    """The rate that the bundle promises, in words."""
+    """The rate that the bundle promises, or the labels support, in words."""
     images: int = 0
     scored: int = 0
     unscored: int = 0
@@ -82,6 +83,7 @@ def watch(
     *,
     hz: float | None = None,
     clicks: Clicks | None = None,
+    learner: Learner | None = None,
     keys: Callable[[], str] = str,
     on_claim: Callable[[float, float], object] | None = None,
     show: Callable[[Status], object] = str,
@@ -97,6 +99,7 @@ def watch(
         hz: deadlines per second: an image is late when its claim takes longer. Default: the
             camera's rate.
         clicks: where labels go; None: keys label nothing.
+        learner: makes a model of these labels after each one, which scores in place of ``model``.
         keys: returns the keys pressed since it was last called: ``s`` and ``f`` label the image
             that was shown last, ``u`` takes the last label back, ``n`` begins an episode, ``q``
             ends.
@@ -109,7 +112,7 @@ def watch(
         VinorewardError: the first image cannot be scored, a video is damaged, or a label cannot be
             written.
     """
-    session = _Session(model, 1 / (hz or camera.hz), clicks, say)
+    session = _Session(model, 1 / (hz or camera.hz), clicks, learner, say)
     try:
         with Feed(camera) as feed:
             while "q" not in (pressed := keys()):
@@ -138,9 +141,11 @@ class _Session:
         model: RewardModel | None,
         deadline: float,
         clicks: Clicks | None,
+        learner: Learner | None,
         say: Callable[[str], object],
     ) -> None:
-        self._model, self._deadline, self._clicks, self._print = model, deadline, clicks, say
+        self._model, self._learner = model, learner
+        self._deadline, self._clicks, self._print = deadline, clicks, say
         self._repeats = RepeatCheck()
         self._latencies = np.zeros(LATENCIES)
         self._last = time.perf_counter()
@@ -152,11 +157,21 @@ class _Session:
         if clicks is not None:
             self.status.labels = clicks.counts
         if model is not None:
-            model.frozen = self._repeats
-            model.reset()
             self.status.false_positives = promised_rate(model)
             if isinstance(model.classifier, Classifier):  # loaded before an image waits
                 _ = model.classifier.backends, model.classifier.guard
+        self._begin()
+
+    def _begin(self) -> None:
+        """Score from here on by the model, that of the present labels where it learns."""
+        if self._learner is not None:
+            begun = time.perf_counter()
+            self._model = self._learner.fit()
+            self.status.false_positives = self._learner.rate
+            self._print(f"{self._learner.rate} (fitted in {time.perf_counter() - begun:.1f} s)")
+        if self._model is not None:
+            self._model.frozen = self._repeats
+            self._model.reset()
 
     def press(self, key: str) -> None:
         """Do what a key says; others do nothing."""
@@ -172,6 +187,8 @@ class _Session:
                 done = clicks.undo()
             elif shown is not None:
                 done = clicks.add(shown.image, key == "s", shown.episode, shown.number)
+            if self._learner is not None:
+                self._begin()
             status.labels = clicks.counts
             self._say(f"{done}; {status.labels[0]} + {status.labels[1]} in {clicks.folder}")
         self._shown_at = -np.inf
@@ -271,10 +288,10 @@ class _Session:
 
 def promised_rate(model: RewardModel) -> str:
     """Return what a bundle says of its false positives, in words, and whether it has a detector."""
-    bound, known = None, False
+    rate = "unknown: not calibrated"
     if isinstance(model.classifier, Classifier):
         decision = model.classifier.bundle.spec.decision
         bound = decision.chosen_for.get("fpr_upper")
-        known = isinstance(bound, float) and model.classifier.threshold == decision.threshold
-    rate = f"<= {bound:.2%} of images" if known else "unknown: not calibrated"
+        if isinstance(bound, float) and model.classifier.threshold == decision.threshold:
+            rate = f"<= {bound:.2%} of images"
     return f"false positives {rate}" + "; no OOD detector" * (model.classifier.guard is None)
