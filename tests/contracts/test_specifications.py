@@ -85,10 +85,9 @@ def rollout(env: gym.Env[Any, Any]) -> list[tuple[float, bool, float]]:
 
 
 def test_every_argument_is_made_again(bundle: Bundle) -> None:
-    assert set(EVERY_ARGUMENT) == set(inspect.signature(LearnedReward).parameters) - {
-        "env",
-        "bundle",
-    }
+    # A judge is a function, which takes a bundle's place and goes into no JSON.
+    others = {"env", "bundle", "judge"}
+    assert set(EVERY_ARGUMENT) == set(inspect.signature(LearnedReward).parameters) - others
     inner = gym.make("ToyCorridor-v0", observation="image")
     env = LearnedReward(inner, bundle, **EVERY_ARGUMENT)
     again = made_again(env, "json")
