@@ -148,8 +148,9 @@ def much_memory() -> bytes:
     return graph(nodes + ending("t39"), by=np.array([1, 1, 70, 70], np.float32), **PLACES)
 
 
-def much_work(channels: int = 256) -> bytes:
+def much_work() -> bytes:
     """Convolutions whose results are small and whose kernels are large."""
+    channels = 256
     weights = np.ones((channels, channels, 31, 31), np.float32) * 1e-5
     first = np.ones((channels, 3, 1, 1), np.float32)
     nodes = [helper.make_node("Conv", ["x", "first"], ["c0"])]
@@ -242,7 +243,7 @@ def test_a_child_that_is_killed_is_told(
 
 
 def test_ctrl_c_ends_the_child(bundle: Bundle, tmp_path: Path, cache: Path) -> None:
-    forge(bundle, "model.onnx", much_work(100))
+    forge(bundle, "model.onnx", much_work())
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from vinoreward.bundles.bundle import Bundle\nprint('go', flush=True)\n"

@@ -161,7 +161,7 @@ def test_finetune_makes_a_bundle_of_forty_labels(
 
 def test_too_few_labels_and_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     write_tray(tmp_path / "data", 12)
-    with pytest.raises(TooFewNegativesError, match="6 failure frames"):
+    with pytest.raises(TooFewNegativesError, match="6 episodes with failures"):
         finetune.run(config_of(tmp_path))
     with pytest.raises(ConfigError, match="epochs"):
         finetune.run(config_of(tmp_path, out=tmp_path / "other", epochs=3))

@@ -58,7 +58,7 @@ def test_a_training_without_compression(tmp_path, capsys):
     trained(out, 900, "--environments", "2", every=300)
     said = capsys.readouterr().out
     assert f"play:   vinoreward play --run {out}" in said
-    assert "next:   vinoreward actors" in said and "an actor's step" in said
+    assert "next:   vinoreward actors" in said and "An environment step takes an actor" in said
     written = "config.yaml metrics.jsonl policy.json policy.safetensors returns.png profile.png"
     written += " report.html summary.json checkpoint.pt"
     assert set(written.split()) <= {path.name for path in out.iterdir()}
@@ -126,7 +126,7 @@ def test_a_short_profile_says_whether_compression_can_pay(tmp_path, capsys):
 def test_a_training_too_short_for_an_update_recommends_nothing_but_more_steps(tmp_path, capsys):
     assert trained(tmp_path, 60, "--algorithm", "dqn", "--actors", "1")["updates"] == 0
     said = capsys.readouterr().out
-    assert "it was not measured" in said
+    assert "The learner made no update: run more steps to see what limits." in said
     following = f"next:   vinoreward actors --resume --out {tmp_path} --steps 600"
     assert said.splitlines()[-1] == following
 
