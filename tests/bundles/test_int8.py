@@ -37,7 +37,7 @@ def test_auto_takes_int8_where_the_gate_passed(bundle: Bundle, tmp_path: Path) -
     assert bundle.resolve_precision("openvino") == "fp32"
     quantized = with_int8(bundle, tmp_path)
     assert quantized.resolve_precision("openvino", "auto") == "int8"
-    assert quantized.resolve_precision("onnxruntime", "auto") == "int8"
+    assert quantized.resolve_precision("onnxruntime", "auto") == "fp32"
     assert quantized.resolve_precision("torch", "auto") == "fp32"
     assert quantized.resolve_precision("somebody-elses", "auto") == "fp32"
     assert quantized.resolve_precision("openvino", "fp32") == "fp32"
@@ -46,7 +46,7 @@ def test_auto_takes_int8_where_the_gate_passed(bundle: Bundle, tmp_path: Path) -
     assert quantized.spec.decision.int8_band == quantized.second_look_band("int8") == 0.75
     assert quantized.second_look_band("fp32") is bundle.second_look_band("int8") is None
     for name in ("openvino", "onnxruntime"):
-        with quantized.backend(name) as backend:
+        with quantized.backend(name, precision="int8") as backend:
             assert backend.precision == "int8"
             found = backend.infer(golden_images())
             assert np.allclose(found, expected_logits(golden_images(), COARSE), atol=1e-3)
@@ -87,10 +87,10 @@ def test_int8_may_differ_by_a_quarter_of_the_band_in_which_fp32_decides(
     coarse = network(tmp_path / "coarse.onnx", weights=COARSE)
     added = add_int8(bundle, coarse, PASSED, moved, int8_band=band)
     if passes:
-        Bundle.load(added).backend("onnxruntime").close()
+        Bundle.load(added).backend("onnxruntime", precision="int8").close()
     else:
         with pytest.raises(BundleParityError, match=r"1 of \d+ frames differ"):
-            Bundle.load(added).backend("onnxruntime")
+            Bundle.load(added).backend("onnxruntime", precision="int8")
 
 
 def test_adding_int8_keeps_everything_else(bundle: Bundle, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import gymnasium as gym
 import vinoreward  # noqa: F401  (registers the environments)
 from vinoreward.backends.base import BACKENDS, missing_library
 from vinoreward.backends.runtime import TELEMETRY_SWITCH, import_openvino, shared_core
-from vinoreward.bundles.bundle import INT8_BACKENDS, Bundle
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import known_names
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError, install_command
 from vinoreward.machine import cores
@@ -148,7 +148,8 @@ def golden_frames(name: str) -> Iterator[Finding]:
     quantized = bundle.spec.quantization is not None and bundle.spec.quantization.passed
     for backend, problem in available_backends().items():
         for precision in ("fp32", "int8"):
-            if problem or (precision == "int8" and not (quantized and backend in INT8_BACKENDS)):
+            known = quantized and precision in BACKENDS.find(backend).precisions
+            if problem or (precision == "int8" and not known):
                 continue
             topic = f"  on {backend} {precision}"
             core = (backend, precision) == ("openvino", "fp32")
