@@ -64,8 +64,8 @@ def images() -> np.ndarray:
 def test_fp32_answers_within_the_band_and_int8_beyond(bundle: Bundle, backend: str) -> None:
     with (
         Classifier(bundle, backend=backend, precision="fp32") as fp32,
-        Classifier(without_band(bundle), backend=backend) as int8,
-        Classifier(bundle, backend=backend) as both,
+        Classifier(without_band(bundle), backend=backend, precision="int8") as int8,
+        Classifier(bundle, backend=backend, precision="int8") as both,
     ):
         exact, small = fp32.predict(images()).log_odds, int8.predict(images()).log_odds
         np.testing.assert_allclose(small - exact, SHIFT, atol=1e-3)
