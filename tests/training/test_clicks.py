@@ -19,6 +19,7 @@ from vinoreward.files import cache_folder
 from vinoreward.rewards.classifier import Classifier
 from vinoreward_training.classifier import finetune
 from vinoreward_training.classifier.embeddings import Embeddings
+from vinoreward_training.classifier.last_layer import fit_last_layer
 from vinoreward_training.classifier.networks import module_for
 from vinoreward_training.cli import main
 from vinoreward_training.configs import FinetuneConfig
@@ -157,6 +158,19 @@ def test_finetune_makes_a_bundle_of_forty_labels(
     )  # fmt: skip
     with pytest.raises(DatasetError, match="was trained on 100% of the images"):
         finetune.run(again)
+
+
+def test_no_image_is_scored_by_a_layer_that_saw_its_episode(tmp_path: Path) -> None:
+    """Labels that say nothing are learned by heart, but not for episodes that were held out."""
+    write_tray(tmp_path / "data", 4)
+    random = np.random.default_rng(0)
+    colours = random.integers(0, 256, (20, 1, 1, 3), dtype=np.uint8)
+    images = np.repeat(np.tile(colours, (1, 48, 64, 1)), 4, axis=0)
+    labels = np.repeat(random.permutation(20) % 2, 4)
+    with opened(config_of(tmp_path)) as embeddings:
+        layer = fit_last_layer(embeddings, images, labels, np.repeat(np.arange(20), 4))
+    assert layer.log_odds is not None
+    assert ((layer.log_odds > 0) == labels).mean() < 0.75
 
 
 def test_too_few_labels_and_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
