@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_network import SPEC
 
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Quantization
 from vinoreward.errors import BundleError
 from vinoreward.images import ImageSpec, View
@@ -155,3 +157,11 @@ def test_an_encoding_has_the_dimensions_of_the_latent() -> None:
     image, encoding = ImageSpec(8, 8), Encoding(low=(-1.0,) * 3, high=(1.0,) * 3)
     with pytest.raises(BundleError, match="Expected an encoding of 2 dimensions"):
         BundleSpec("toy", image, kind="encoder", labels=(), latent_size=2, encoding=encoding)
+
+
+def test_the_folder_of_a_training_is_answered_with_its_bundle(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "bundle.json").write_text("{}")
+    with pytest.raises(BundleError) as caught:
+        Bundle.load(tmp_path)
+    assert f"give {tmp_path / 'bundle'}, or" in str(caught.value)

@@ -88,9 +88,11 @@ def read_spec(folder: Path, *, check_hash: bool = False, pinned: str | None = No
     """
     path, recorded = inside(folder, SPEC_FILE), inside(folder, SPEC_HASH_FILE)
     if not path.is_file():
+        run = (folder / "bundle" / SPEC_FILE).is_file()  # of a training
+        give = f"{folder / 'bundle'}" if run else "another folder"
         raise BundleError(
-            f"{folder} has no {SPEC_FILE}. Expected a bundle's folder; give another folder, or load"
-            " a bare model with Bundle.from_model."
+            f"{folder} has no {SPEC_FILE}. Expected a bundle's folder; give {give}, or load a bare "
+            "model with Bundle.from_model."
         )
     expected = "no recorded hash"
     with readable(path, "a file of a few kilobytes; check its permissions"):
