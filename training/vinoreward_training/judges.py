@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from vinoreward.bundles.schema import Decision
 from vinoreward.entry_points import named_function
 from vinoreward.errors import ConfigError, ModelNotFoundError, RunFolderError
 from vinoreward.files import open_plain, read_json, read_plain, reason_of
-from vinoreward.rewards.judge import Judge, scores_of_judge
+from vinoreward.rewards.judge import ABSTAINED, Judge, scores_of_judge
 from vinoreward.rewards.ood import read_guard
 from vinoreward_training.runs.run_folder import ensure_dir
 
@@ -78,6 +79,8 @@ class CachedJudge:
         self.sha256 = judge_hash(name)
         self.calls = 0
         """Images scored in this run."""
+        self.again = "the same command again"
+        """What goes on once they are ``max_calls``."""
         self._function = named_function(name, "judge", "a function of images")
         self._path = ensure_dir(judge_folder(name)) / SCORES
         open_plain(self._path, "ab").close()  # through no link
@@ -118,7 +121,8 @@ class CachedJudge:
         new = sorted({key: row for row, key in enumerate(keys) if key not in known}.values())
         allowed = len(new) if self.max_calls is None else max(0, self.max_calls - self.calls)
         starts = range(0, min(len(new), allowed), BATCH)
-        for start in tqdm(starts, "judge", unit="batch", disable=None if len(starts) > 1 else True):
+        quiet = None if len(starts) > 1 else True
+        for start in tqdm(starts, "judge", unit="batch", leave=None, disable=quiet):
             part = new[start : min(start + BATCH, allowed)]
             self.calls += len(part)
             scores = scores_of_judge(self._function, images[part], self.name)
@@ -161,7 +165,7 @@ class CachedJudge:
         return ConfigError(
             f"the judge {self.name} has scored {self.calls} images, as many as "
             f"`max_calls={self.max_calls}` allows, and {left} or more are left. Expected all to be "
-            "scored; run the same command again, which goes on from there: scores are kept in "
+            f"scored; run {self.again}, which goes on from there: scores are kept in "
             f"{self._path}.",
             field="max_calls",
         )
@@ -186,6 +190,35 @@ def open_judge(name: str, max_calls: int | None, closing: contextlib.ExitStack) 
     print(f"threshold {judge.threshold:.4f}, of {judge_folder(name)}")
     judge.function = function
     return judge
+
+
+class Labeller:
+    """A judge whose claims are taken for the truth; arguments and errors of :func:`open_judge`."""
+
+    def __init__(self, name: str, max_calls: int | None, closing: contextlib.ExitStack) -> None:
+        # An OOD score would hide an abstention.
+        self._judge = replace(open_judge(name, max_calls, closing), guard=None)
+        self.function: CachedJudge = self._judge.function  # type: ignore[assignment]
+        self.facts: dict[str, Any] = {
+            "judge": name,
+            "judge_sha256": self.function.sha256,
+            "threshold": self._judge.threshold,
+        }
+        """What is recorded with its labels."""
+        self.labelled = self.abstained = 0
+
+    def __call__(self, images: Images) -> npt.NDArray[np.int64]:
+        """Return the labels (N,) of ``(N, H, W, 3)`` uint8 images: 1, 0, or -1 if it abstains."""
+        said = self._judge.predict(images)
+        claims = said.probability >= np.float32(self._judge.threshold)
+        labels = np.where(said.ood_score == ABSTAINED, -1, claims.astype(np.int64))
+        self.labelled += int((labels >= 0).sum())
+        self.abstained += int((labels < 0).sum())
+        return labels
+
+    def __str__(self) -> str:
+        """One sentence."""
+        return f"{self.function.name} labels {self.labelled} images, abstains from {self.abstained}"
 
 
 def load_judge(name: str) -> Judge:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vinoreward.errors import DatasetError
-from vinoreward.rewards.judge import ABSTAINED
 from vinoreward_training.classifier.agreement import JudgedLabels
 from vinoreward_training.classifier.score import batches, source_of_files
-from vinoreward_training.judges import CachedJudge, open_judge
+from vinoreward_training.judges import Labeller
 
 
 def label_by_judge(
@@ -29,39 +26,34 @@ def label_by_judge(
     from tqdm import tqdm
 
     source = source_of_files(folder, success_label)
-    success, known = (np.zeros(len(source.keys), np.bool_) for _ in range(2))
+    labels = np.full(len(source.keys), -1)
     spread = None
     with contextlib.ExitStack() as closing:
-        judge = dataclasses.replace(open_judge(judge_name, max_calls, closing), guard=None)
-        function: CachedJudge = judge.function  # type: ignore[assignment]
+        judge = Labeller(judge_name, max_calls, closing)
         bar = tqdm(source.images, f"labels of {judge_name}", len(source.keys), unit="image")
         for part, images in batches(bar):
-            said = judge.predict(images)
-            success[part] = said.probability >= np.float32(judge.threshold)
-            known[part] = said.ood_score != ABSTAINED
-            spread = function.score_again(images) if spread is None else spread
-    if not known.any():
+            labels[part] = judge(images)
+            spread = judge.function.score_again(images) if spread is None else spread
+    if not judge.labelled:
         raise DatasetError(
-            f"{judge_name} abstains from all {len(known)} images of {folder}. Expected scores of "
-            "some; give other images, or correct the judge."
+            f"{judge_name} abstains from all {judge.abstained} images of {folder}. Expected scores "
+            "of some; give other images, or correct the judge."
         )
-    print(f"{judge_name} labels {known.sum()} images, abstains from {(~known).sum()}; {spread}")
-    agree = known & (source.labels >= 0)
-    facts: dict[str, Any] = {
-        "judge": judge_name,
-        "judge_sha256": function.sha256,
-        "threshold": judge.threshold,
-        "labelled": int(known.sum()),
-        "abstained": int((~known).sum()),
+    print(f"{judge}; {spread}")
+    agree = (labels >= 0) & (source.labels >= 0)
+    facts = {
+        **judge.facts,
+        "labelled": judge.labelled,
+        "abstained": judge.abstained,
         "scored_twice": str(spread),
     }
     if agree.any():
-        same = int((success == (source.labels == 1))[agree].sum())
+        same = int((labels == source.labels)[agree].sum())
         facts["agrees_with_own_labels"] = f"{same} of {agree.sum()}"
         print(f"it agrees with {same} of {agree.sum()} labels that the images have")
     entries = [
-        (key[0], int(claim), "success" if claim else "failure", int(key[1]), float("nan"))
-        for key, claim, kept in zip(source.keys, success.tolist(), known.tolist(), strict=True)
-        if kept
+        (key[0], label, "success" if label else "failure", int(key[1]), float("nan"))
+        for key, label in zip(source.keys, labels.tolist(), strict=True)
+        if label >= 0
     ]
     return JudgedLabels(judge_name, tuple(entries), facts)
