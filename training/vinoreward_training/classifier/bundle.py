@@ -126,6 +126,8 @@ def make_bundle(
     difference = export_checked(inner, folder / "model.onnx", compared, predict(inner, compared))
     golden = golden_of(dataset.labels[test], result)
     mean, std = normalization(config.network)
+    about = read_about(config.data)
+    named = {name: about[name] for name in ("labels_from",) if judged is None and name in about}
     spec = BundleSpec(
         name=config.name,
         image=dataset.image(mean=mean, std=std),
@@ -137,13 +139,15 @@ def make_bundle(
             "sha256": dataset.sha256,
             "counts": dataset.counts,
             "seed": dataset.seed,
-            **recorded_task(read_about(config.data)),
+            **recorded_task(about),
+            **named,
             "success_label": config.success_label,
             "split": SPLIT,
             "trained_on": record.facts(),
         },
     )
     facts = _facts(config, dataset, train) | {
+        **named,
         **({} if unseen is None else {"held-out frames new to those weights": unseen}),
         **({"epochs": len(history)} if out_of_fold is None else out_of_fold.facts),
         "guard": str(ood),
