@@ -6,6 +6,9 @@ import csv
 import dataclasses
 import json
 import math
+import re
+import shlex
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import tiny_network as tiny
 from PIL import Image
 
 from vinoreward import LearnedReward
+from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.save import save_bundle
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward.images import ImageSpec, prepare
@@ -40,6 +44,7 @@ from vinoreward_training.capture.hover import (
 from vinoreward_training.cli import main
 from vinoreward_training.data.dataset import Dataset, load_dataset
 from vinoreward_training.data.dataset_files import read_about
+from vinoreward_training.judges import judge_hash
 from vinoreward_training.tasks.recorded import recorded_task
 
 
@@ -515,6 +520,110 @@ def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) ->
     assert other.scene["height"] == 32
 
 
+# --- labels of a judge ---------------------------------------------------------------------------
+
+JUDGE = """
+import pathlib
+import numpy as np
+
+
+def near(images):
+    with pathlib.Path(__file__).with_name("calls.txt").open("a") as stream:
+        stream.write(f"{len(images)}\\n")
+    place, goal, steps = (images[:, 0, 0, number].astype(float) for number in range(3))
+    return np.where(steps % 5 == 0, np.nan, np.clip(0.9 - abs(place - 100 - goal) / 4, 0, 1))
+
+
+def nothing(images):
+    return np.full(len(images), np.nan)
+"""
+
+
+class Silent(Goals):
+    """Nothing in it tells the truth."""
+
+    def step(self, action: int) -> Any:
+        return (*super().step(action)[:4], {})
+
+
+SILENT = registered(Silent)
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> str:
+    (tmp_path / "judge.py").write_text(JUDGE)
+    return f"{tmp_path / 'judge.py'}:near"
+
+
+def calls(folder: Path) -> int:
+    """How many images the judge was asked about."""
+    return sum(map(int, (folder / "calls.txt").read_text().split()))
+
+
+@pytest.mark.parametrize("env", [SILENT, GOALS])
+def test_a_judge_labels_what_is_played_and_what_it_abstains_from_is_not_taken(
+    tmp_path: Path, judge: str, capsys: pytest.CaptureFixture[str], env: str
+) -> None:
+    Goals.rendered = 0
+    data = captured(tmp_path / "data", env=env, labels_from=judge, frames=200)
+    place, goal, steps = (data.images[:, 0, 0, number].astype(int) for number in range(3))
+    np.testing.assert_array_equal(abs(place - 100 - goal) <= 1, data.labels == 1)
+    assert (steps % 5 != 0).all() and data.labels.sum() == 100
+    near = [row for row in rows_of(tmp_path / "data") if row["category"] == "near_miss"]
+    assert len(near) > 20 and max(np.bincount(data.episodes)) <= 8
+    about, said = read_about(tmp_path / "data"), capsys.readouterr().out
+    assert "truth" not in about and about["labels_from"] == {
+        "judge": judge, "judge_sha256": judge_hash(judge), "threshold": 0.5,
+    }  # fmt: skip
+    (labelled, abstained) = map(int, *re.findall(r"labels (\d+) images, abstains from (\d+)", said))
+    assert abstained * 4 == labelled and labelled + abstained == Goals.rendered - 1
+
+
+def test_a_spent_budget_keeps_episodes_and_resume_ends_with_the_same_images(
+    tmp_path: Path, judge: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "stopped"
+    expected = captured(whole, env=SILENT, labels_from=judge, frames=120).sha256
+    once = calls(tmp_path)
+    shutil.rmtree(tmp_path / "judge.near")
+    third = once // 3 + 1
+    words = ["--env", SILENT, "--frames", "120", "--max-calls", str(third)]
+    assert main(["capture", *words, "--labels-from", judge, "--out", str(out)]) == 1
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert f"as --max-calls {third} allows" in said
+    (line,) = re.findall(r"run vinoreward (capture .*), which goes on", said)
+    assert 0 < len(rows_of(out)) < 120 and not read_about(out)["complete"]
+    # A run's file runs no code that the user has not named.
+    assert main(["capture", "--resume", "--out", str(out)]) == 1
+    assert "as --labels-from" in capsys.readouterr().err
+    assert [main(shlex.split(line)) for _ in range(2)] == [1, 0]
+    assert calls(tmp_path) == 2 * once, "no image was scored twice"
+    assert (out / "metadata.csv").read_text() == (whole / "metadata.csv").read_text()
+    assert load_dataset(out).sha256 == expected
+    (tmp_path / "judge.py").write_text(JUDGE + "# mended\n")
+    with pytest.raises(ConfigError, match=r"another version of .*near"):
+        captured(out, env=SILENT, labels_from=judge, frames=140, resume=True)
+
+
+def test_a_judge_that_claims_nothing_is_said_early_and_leaves_the_folder_usable(
+    tmp_path: Path, judge: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing, out = judge.replace("near", "nothing"), tmp_path / "a"
+    with pytest.raises(DatasetError, match=r"--labels-from .*nothing labels 0 images, abstains"):
+        captured(out, env=LINE, labels_from=nothing, frames=8)
+    assert "another --labels-from or --env" in capsys.readouterr().out
+    assert captured(out, env=SILENT, labels_from=judge, frames=8).labels.sum() == 4
+
+
+@pytest.mark.slow
+def test_a_bundle_says_that_a_judge_labelled_its_images(tmp_path: Path, judge: str) -> None:
+    captured(tmp_path / "data", env=SILENT, labels_from=judge, frames=400)
+    words = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--epochs", "1"]
+    main(["finetune", *words, "--image-size", "32", "40", "--int8", "off", "--target-fpr", "0.3"])
+    labels_from = Bundle.load(tmp_path / "run" / "bundle").spec.dataset["labels_from"]
+    assert labels_from["judge_sha256"] == judge_hash(judge)
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 
@@ -530,6 +639,11 @@ def test_a_derived_hover_environment_accepts_its_own_captures(tmp_path: Path) ->
         ("--recordings d --stack 2", "stack"),
         ("--label-column done", "label_column"),
         ("--recordings v --truth a.py:f", "truth"),
+        ("--recordings v --labels-from a.py:f", "labels_from"),
+        (f"--env {GOALS} --labels-from a.py:f --truth there", "truth"),
+        (f"--env {GOALS} --labels-from module:f", "judge"),
+        (f"--env {GOALS} --max-calls 3", "max_calls"),
+        ("--labels-from a.py:f", "labels_from"),
         ("--recordings d --env-kwargs a 1", "env_kwargs"),
         (f"--env {TWO} --image-source obs:back", "image_source"),
         (f"--env {TWO} --image-source obs:place", "image_source"),

@@ -1,4 +1,4 @@
-"""``vinoreward capture``: labelled images from any environment that knows the truth."""
+"""``vinoreward capture``: labelled images from any environment whose success is known."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from vinoreward_training.data.lerobot import LeRobotFolder, is_lerobot
 from vinoreward_training.data.provenance import HELD_OUT_SHARES
 from vinoreward_training.data.recordings import choose_frames, fill, labels_of, plan_images
 from vinoreward_training.data.videos import find_videos, read_labels, take_images
+from vinoreward_training.judges import Labeller
 from vinoreward_training.runs.next_command import (
     after_capture,
     bundle_name,
@@ -121,6 +122,10 @@ def _check(config: CaptureConfig, before: CaptureConfig | None) -> CaptureConfig
         refuse_ignored(config, ("video_fps", "camera", "label_column"), by)
     else:
         refuse_ignored(config, _OF_ENVIRONMENT, "a capture with `recordings`")
+    if config.labels_from is None:
+        refuse_ignored(config, ("max_calls",), "a capture without `labels_from`")
+    else:
+        refuse_ignored(config, ("truth",), "a capture with `labels_from`")
     if len(config.image_source) > MAX_VIEWS:
         raise ConfigError(
             field="image_source", value=config.image_source, expected=f"at most {MAX_VIEWS}"
@@ -130,7 +135,8 @@ def _check(config: CaptureConfig, before: CaptureConfig | None) -> CaptureConfig
 
 
 _OF_ENVIRONMENT = (
-    "env", "env_kwargs", "image_source", "stack", "truth", "per_episode", "policy", "mix",
+    "env", "env_kwargs", "image_source", "stack", "truth", "labels_from", "max_calls",
+    "per_episode", "policy", "mix",
 )  # fmt: skip
 
 
@@ -148,6 +154,22 @@ def _mix(config: CaptureConfig) -> dict[str, float]:
             expected=f"shares of 0 or more for some of {', '.join(MIX)}, and not of random alone",
         )
     return {name: share for name, share in mix.items() if share > 0}
+
+
+def _open_judge(config: CaptureConfig, closing: contextlib.ExitStack) -> Labeller | None:
+    """Return the judge of the images; refuse another than labelled those that are there."""
+    if config.labels_from is None:
+        return None
+    judge = Labeller(config.labels_from, config.max_calls, closing)
+    judge.function.again = resume_capture(config)
+    about = {} if _holds_nothing(config.out) else read_about(config.out)
+    if about.get("labels_from", judge.facts) != judge.facts:
+        raise ConfigError(
+            f"the images in {config.out} were labelled by another version of {config.labels_from}, "
+            "or at another threshold. Expected one judge for all; restore its file and "
+            "calibration, or start another capture with `out`."
+        )
+    return judge
 
 
 def _how(config: CaptureConfig, size: tuple[int, int] | None) -> dict[str, Any]:
@@ -216,7 +238,8 @@ def run(config: CaptureConfig) -> int:
     with contextlib.ExitStack() as closing, dependencies_named(config.env):
         env = _make(config)
         closing.callback(env.close)
-        placed = _is_placed(config, env)
+        if placed := _is_placed(config, env):
+            refuse_ignored(config, ("labels_from",), "the hover scene, which knows its truth,")
         # What wrappers compare with the bundle's.
         drawn = getattr(env.unwrapped, "image_scene", None)
         scene = dict(drawn) if isinstance(drawn, Mapping) else {"env": config.env}
@@ -225,6 +248,8 @@ def run(config: CaptureConfig) -> int:
         how = _how(config, None if sizes == own else size)
         begun = _holds_nothing(config.out)
         act = None if policy is None else open_policy(policy, env, closing)
+        if (judge := _open_judge(config, closing)) is not None:
+            how["labels_from"] = judge.facts
         with RunFolder(config.out, config, resume=config.resume or begun, again=line) as folder:
             for label in ("success", "failure"):
                 (folder / label).mkdir(exist_ok=True)
@@ -240,13 +265,15 @@ def run(config: CaptureConfig) -> int:
                     take: Callable[[Any], Any] = env.image
                 else:
                     take = image_reader(env, config.env, sources[0], size)
-                play = Play(take, env, config, truth, tqdm.write, act, mix)
+                play = Play(take, env, config, truth, tqdm.write, act, mix, judge)
                 work = play.fill(table)
             known = {"scene": scene, "env": config.env, **how}
             describe = partial(_describe, config, table, known, truth)
             _fill(config, table, work, describe, config.frames, play)
     if play is not None and policy is not None:
         print(play.by_player())
+    if judge is not None:
+        print(judge)
     return _end(config, table)
 
 
@@ -405,8 +432,8 @@ def _place(config: CaptureConfig) -> Path | None:
 SETTINGS = Settings(
     CaptureConfig,
     fixed=(
-        "env", "env_kwargs", "truth", "image_source", "image_size", "stack", "policy",
-        "mix", "per_episode", "recordings", "video_fps", "camera", "label_column", "seed",
+        "env", "env_kwargs", "truth", "labels_from", "image_source", "image_size", "stack",
+        "policy", "mix", "per_episode", "recordings", "video_fps", "camera", "label_column", "seed",
     ),
     check=_check,
     place=_place,

@@ -6,7 +6,8 @@ give the label away. So successes and most failures come from the same episodes,
 
 An episode is played twice from its seed: first without images, to learn at which steps it
 succeeds, then up to the last chosen step, to render the chosen ones alone. If an environment does
-not repeat an episode, it is played once, and each of its steps is drawn.
+not repeat an episode, or a judge labels its images, it is played once, and each of its steps is
+drawn.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset_files import NEAR_STEPS, Table, make_row
 from vinoreward_training.data.tables import Row
+from vinoreward_training.judges import Labeller
 from vinoreward_training.runs.next_command import resume_capture
 
 LONGEST = 10_000
@@ -109,18 +111,18 @@ class Balance:
         return min(owed, max(1, self.quota // 2))
 
 
-def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator) -> dict[int, str]:
+def choose(truths: Sequence[int], balance: Balance, random: np.random.Generator) -> dict[int, str]:
     """Choose the steps of an episode that become images, from the success after each step.
 
-    At most ``quota`` of each label. An episode with a success gives about as many failures as
-    successes, or more where those are rare, half of them near misses; other episodes give the
-    missing failures, a few each.
+    Never one of -1, from which a judge abstains. At most ``quota`` of each label. An episode with a
+    success gives about as many failures as successes, or more where those are rare, half of them
+    near misses; other episodes give the missing failures, a few each.
 
     Returns step to category: ``success``, ``near_miss``, ``same_episode`` or ``failed_episode``.
     """
-    success = np.asarray(truths, dtype=np.bool_)
-    wins, rest = np.flatnonzero(success), np.flatnonzero(~success)
-    if not success.any():
+    success = np.asarray(truths, dtype=np.int64)
+    wins, rest = np.flatnonzero(success == 1), np.flatnonzero(success == 0)
+    if not len(wins):
         few = min(len(rest), balance.failed)
         return dict.fromkeys(random.choice(rest, few, replace=False).tolist(), "failed_episode")
     # An episode that succeeds from the start has no failure to go with its successes.
@@ -163,7 +165,8 @@ class Play:
     Each episode is played by one of ``mix``, with its numbers as chances: at ``random``, by the
     ``policy`` ``act``, or by that policy with random steps in between (``noisy``). An episode
     depends only on ``config.seed`` and its number. ``image`` takes the image of ``env`` after a
-    step, given the step's observation. ``say`` prints advice.
+    step, given the step's observation. ``say`` prints advice. A ``judge`` tells successes in place
+    of ``truth``.
     """
 
     def __init__(
@@ -175,8 +178,9 @@ class Play:
         say: Callable[[str], object],
         act: Act | None = None,
         mix: Mapping[str, float] = MappingProxyType({"random": 1.0}),
+        judge: Labeller | None = None,
     ) -> None:
-        self._image, self._repeats = image, True
+        self._image, self._repeats, self._judge = image, judge is None, judge
         self._env, self._name, self._config = env, config.env, config
         self._truth, self._say = truth, say
         self._act, self._mix = act, mix
@@ -243,7 +247,7 @@ class Play:
                 action = self._act(observation)
             observation, _, terminated, truncated, info = self._env.step(action)
             self._info = info
-            success = self._truth(info)
+            success = self._judge is None and self._truth(info)  # a judge sees images, later
             if success is None:
                 raise ConfigError(f"{self._name}: {self._truth.missing(info)}")
             if number % 100 == 99:
@@ -252,27 +256,35 @@ class Play:
             if terminated or truncated:
                 return
 
-    def _count(self, truths: Sequence[bool]) -> None:
+    def _count(self, truths: Sequence[int]) -> None:
         self._length = len(truths)
         self.tried[self._player] += 1
-        self.won[self._player] += any(truths)
+        self.won[self._player] += 1 in truths
 
     @property
-    def _truth_option(self) -> str:
-        """The option that tells the truth, as it was named or found."""
-        return f"--truth {self._config.truth or self._truth.key}"
+    def _option(self) -> str:
+        """The option that tells the truth."""
+        return "--truth" if self._judge is None else "--labels-from"
+
+    @property
+    def _told(self) -> str:
+        """The same as it was named or found, and what there is."""
+        if self._judge is not None:
+            return f"{self._option} ({self._judge})"
+        keys = ", ".join(sorted(map(str, self._info)))
+        return f"{self._option} {self._config.truth or self._truth.key} (info has {keys})"
 
     def _advice(self, missing: str) -> str:
         """Return what to try where a label is not found."""
         if missing == "failure":
             play = "more random play (--mix random 2 policy 1), or "
-            return f"{'' if self._act is None else play}another --truth or --env"
+            return f"{'' if self._act is None else play}another {self._option} or --env"
         steps = (self._env.spec.max_episode_steps if self._env.spec is not None else None) or 0
         longer = f"--env-kwargs max_episode_steps {2 * steps or 200}"
         better = "a better --policy, or more of it in --mix"
         if self._act is None:
             better = "a policy that succeeds now and then: --policy FILE.py:FUNCTION"
-        return f"{better}; longer episodes ({longer}); another --truth or --env"
+        return f"{better}; longer episodes ({longer}); another {self._option} or --env"
 
     def fill(self, table: Table) -> Iterator[int]:
         """Add images until both labels have enough; yield after each episode how many it added.
@@ -310,11 +322,10 @@ class Play:
             barren = 0 if images else barren + 1
             if not advised and barren == EARLY:
                 advised = True
-                keys = ", ".join(sorted(map(str, self._info)))
                 self._say(
                     f"{barren} episodes of {self._name} in a row gave no {balance.missing} with "
-                    f"{self._truth_option} (info has {keys}). Capture gives up after {PATIENCE}. "
-                    f"What helps: {self._advice(balance.missing)}."
+                    f"{self._told}. Capture gives up after {PATIENCE}. What helps: "
+                    f"{self._advice(balance.missing)}."
                 )
             if barren >= PATIENCE:
                 raise DatasetError(self._given_up(table, barren, balance))
@@ -352,12 +363,14 @@ class Play:
         self, seed: int, balance: Balance, random: np.random.Generator
     ) -> dict[int, Chosen]:
         """Draw every step as the episode goes on, then choose."""
-        truths: list[bool] = []
+        truths: list[int] = []
         drawn: list[Chosen] = []
         for step in self._begin(seed)[1]:
             truths.append(step.success)
             numbers = numbers_of(step.observation)
             drawn.append(Chosen(self._image(step.observation), "", numbers))
+        if self._judge is not None:
+            truths = self._judge(np.stack([one.image for one in drawn])).tolist()
         self._count(truths)
         chosen = choose(truths, balance, random)
         return {number: replace(drawn[number], category=why) for number, why in chosen.items()}
@@ -373,7 +386,7 @@ class Play:
         players = "at random" if self._act is None else f"by {', '.join(self._mix)}"
         return (
             f"{barren} episodes of {self._name} played {players} gave no {balance.missing} "
-            f"({self._truth_option}). Expected both labels now and then. {rest}. What "
+            f"with {self._told}. Expected both labels now and then. {rest}. What "
             f"helps: {self._advice(balance.missing)}; images of your own in "
             f"{table.folder}/success and {table.folder}/failure."
         )

@@ -34,13 +34,14 @@ class CaptureConfig(Task):
             --image-size 96 128 --env-kwargs max_episode_steps 100
         vinoreward capture --out data/mine --env my_package:MyEnv-v0 --image-source obs:front \\
             obs:wrist
+        vinoreward capture --out data/mine --env my_package:MyEnv-v0 --labels-from mine.py:success
         vinoreward capture --recordings videos --video-fps 5 --out data/mine
         vinoreward capture --recordings pick --camera observation.images.front --out data/pick
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "out", "env", "truth", "frames", "image_source", "image_size", "policy", "env_kwargs",
-        "recordings", "seed", "resume",
+        "out", "env", "truth", "labels_from", "frames", "image_source", "image_size", "policy",
+        "env_kwargs", "recordings", "seed", "resume",
     )  # fmt: skip
 
     out: Path = Path("data/hover")
@@ -70,6 +71,11 @@ class CaptureConfig(Task):
     mix: dict[str, float] = field(default_factory=dict)
     """With --policy, shares of the episodes, which are played at random, by the policy, or by the
     policy with random steps; default: random 1 policy 1 noisy 2."""
+    labels_from: Annotated[str | None, RUNS_CODE] = None
+    """Instead of --truth: judge FILE.py:FUNCTION that says which images of an episode are
+    successes, as in calibrate. Its code is run. Images that it abstains from are not taken."""
+    max_calls: Calls | None = None
+    """With --labels-from: most images that the judge may score now; --resume goes on."""
     per_episode: Count = 4
     """Maximum images of each label per played episode. Fewer means more episodes, which support a
     lower error rate."""

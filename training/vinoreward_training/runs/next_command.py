@@ -57,6 +57,7 @@ def resume_command(name: str, out: Path, *more: str) -> str:
 def resume_capture(config: CaptureConfig, *more: str) -> str:
     """Return the command that continues a stopped capture of an environment."""
     by_name = trust_args(config.truth, "--truth")
+    by_name += trust_args(config.labels_from, "--labels-from")
     if config.policy is not None and names_function(config.policy):
         by_name = ["--policy", config.policy, *by_name]
     return resume_command("capture", config.out, *trust_args(config.env), *by_name, *more)
@@ -135,7 +136,8 @@ def after_bundle(bundle: Path, spec: BundleSpec, data: Path, tested: int) -> str
 def to_more_images(data: Path, frames: int) -> str:
     """Return the command that adds images to a capture; words where they are of no capture."""
     known = recorded(data)
-    names: dict[str, Any] = {name: known.get(name) for name in ("env", "truth", "policy")}
+    of_play = ("env", "truth", "policy", "labels_from")
+    names: dict[str, Any] = {name: known.get(name) for name in of_play}
     played = "per_episode" in known and not known.get("recordings")
     if played and all(value is None or short_text(value) for value in names.values()):
         config = CaptureConfig(out=data, **names)
