@@ -116,6 +116,8 @@ def test_episodes_are_mixed_and_each_image_says_who_played(
     for row in rows:
         place, goal, step = float(row["obs_0"]), float(row["obs_1"]), int(row["file"][-9:-4])
         assert (place == goal) == (row["label"] == "success")
+        if row["player"] == "policy":  # it reaches the goal, and then leaves it and comes back
+            assert row["to_success"] == ("" if step == 24 and place < goal else f"{goal - place:g}")
         if step < goal:
             straight[row["player"]].append(place == step + 1)
     assert all(straight["policy"]) and any(straight["noisy"]) and not all(straight["noisy"])

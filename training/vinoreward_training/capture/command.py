@@ -313,7 +313,7 @@ def _episodes(config: CaptureConfig, dataset: Path) -> int:
         f"{source.frames} images of {len(source.episodes)} episodes in {dataset}, camera "
         f"{source.camera}; a success is {labels or 'not asked for'}.{source.skipped}"
     )
-    total = sum(len(chosen) for _, chosen in plan)
+    total = sum(len(chosen) for *_, chosen in plan)
     table = _converted(config, known, partial(fill, sized, source, plan), total)
     if labels is None:
         print(f"{len(table.rows)} images in {config.out}, without labels.")
@@ -339,7 +339,7 @@ def _videos(config: CaptureConfig, source: Path) -> int:
     print(f"{total} images of {len(videos)} videos of {seconds:.0f} seconds in all")
     fps = config.video_fps
     table = _converted(
-        config, known, lambda table: take_images(videos, plan, table, fps, size), total
+        config, known, lambda table: take_images(videos, marks, plan, table, fps, size), total
     )
     return _end(config, table)
 

@@ -26,7 +26,7 @@ from vinoreward.wrappers.true_success import Truth
 from vinoreward_training.capture.free_camera import wandering_camera
 from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.dataset_files import NEAR_STEPS, Table, make_row
+from vinoreward_training.data.dataset_files import NEAR_STEPS, Table, make_row, to_success
 from vinoreward_training.data.tables import Row
 from vinoreward_training.runs.next_command import resume_capture
 
@@ -183,7 +183,7 @@ class Play:
         self._player = "random"
         self._info: Mapping[str, Any] = {}
         self._noted = self._warned = False
-        self._length = 0
+        self._truths: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.show: Callable[[str], object] = str
         """Shows how a long episode goes on."""
         self.tried: Counter[str] = Counter()
@@ -253,7 +253,7 @@ class Play:
                 return
 
     def _count(self, truths: Sequence[bool]) -> None:
-        self._length = len(truths)
+        self._truths = np.asarray(truths, np.bool_)
         self.tried[self._player] += 1
         self.won[self._player] += any(truths)
 
@@ -298,7 +298,8 @@ class Play:
             for step, one in sorted(images.items()):
                 file, success = f"{episode:06d}-{step:05d}.png", one.category == "success"
                 row = make_row(file, success, one.category, episode, seed) | one.numbers
-                row |= {"step": str(step), "steps": str(self._length)}
+                row |= {"step": str(step), "steps": str(len(self._truths))}
+                row["to_success"] = to_success(self._truths, step)
                 row |= {} if self._act is None else {"player": self._player}
                 balance.kept_failed += one.category == "failed_episode"
                 balance.kept_successes += success
