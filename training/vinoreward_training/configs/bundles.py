@@ -104,11 +104,12 @@ class FinetuneConfig:
             --weights runs/hover-classifier/bundle/model.safetensors
         vinoreward finetune --data data/mine --network resnet18 --pretrained --out runs/resnet
         vinoreward finetune --data photos --labels-from mine.py:success --out runs/student
+        vinoreward finetune --data data/demonstrations --progress --out runs/progress
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "data", "labels_from", "out", "network", "weights", "pretrained", "freeze", "epochs",
-        "target_fpr", "image_crop", "image_size", "success_label", "int8", "resume",
+        "data", "labels_from", "out", "network", "weights", "pretrained", "freeze", "progress",
+        "epochs", "target_fpr", "image_crop", "image_size", "success_label", "int8", "resume",
     )  # fmt: skip
 
     data: Path = Path("data/hover")
@@ -138,6 +139,9 @@ class FinetuneConfig:
     """Passes over the training frames."""
     learning_rate: Annotated[float, Gt(0), Lt(1)] = 1e-3
     """Highest learning rate, after warm-up; decays to 0 along a cosine."""
+    progress: bool = False
+    """Learn progress too, from the steps to success that a capture records, for train --reward-mode
+    progress: 0 as far from success as the slowest tenth of the episodes begins, 1 at success."""
     target_fpr: Annotated[float, Gt(0), Lt(1)] | None = None
     """False-positive rate of the threshold, with 95 % confidence. Default: 0.01, or less where
     episodes are long, or the next higher that the data support."""
