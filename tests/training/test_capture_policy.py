@@ -129,6 +129,18 @@ def test_episodes_are_mixed_and_each_image_says_who_played(
     assert int(won) >= counts["policy"]
 
 
+def test_for_progress_failures_show_the_whole_way_to_success(tmp_path: Path, script: Path) -> None:
+    left = {}
+    for spread in (False, True):
+        out = tmp_path / str(spread)
+        words = {"mix": {"policy": 1.0}, "per_episode": 1, "progress": spread}
+        capture.run(config(out, f"{script}:act", **words))
+        rows = [row for row in rows_of(out) if row["label"] == "failure" and row["to_success"]]
+        left[spread] = np.array([int(row["to_success"]) for row in rows])
+    assert (left[False] <= 5).all() and len(left[False]) > 70
+    assert (left[True] > 5).sum() >= 8  # the policy comes back to the goal again and again
+
+
 def test_a_seed_gives_the_same_images_of_a_policy_also_after_a_stop(
     tmp_path: Path,
     script: Path,

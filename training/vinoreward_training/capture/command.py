@@ -131,6 +131,7 @@ def _check(config: CaptureConfig, before: CaptureConfig | None) -> CaptureConfig
 
 _OF_ENVIRONMENT = (
     "env", "env_kwargs", "image_source", "stack", "truth", "per_episode", "policy", "mix",
+    "progress",
 )  # fmt: skip
 
 
@@ -406,7 +407,8 @@ SETTINGS = Settings(
     CaptureConfig,
     fixed=(
         "env", "env_kwargs", "truth", "image_source", "image_size", "stack", "policy",
-        "mix", "per_episode", "recordings", "video_fps", "camera", "label_column", "seed",
+        "mix", "per_episode", "progress", "recordings", "video_fps", "camera", "label_column",
+        "seed",
     ),
     check=_check,
     place=_place,

@@ -43,6 +43,8 @@ MOST_NUMBERS = 32
 """Numbers of one observation, or of one entry of it, that are written down."""
 FAILURES_PER_SUCCESS = 4
 """Failures per success at most, where successes are rare."""
+SPREAD_NEAR = 0.25
+"""Share of near misses among the failures of an episode, where these show its whole way."""
 NOISE = 0.3
 """Share of random steps in a noisy episode."""
 PATIENCE = 200
@@ -61,6 +63,8 @@ class Balance:
     """Images in all, at most half of them successes."""
     quota: int
     """Largest number of images of each label from one episode."""
+    spread: bool = False
+    """Whether an episode's failures show its whole way to success, not half of them its end."""
     kept_successes: int = 0
     kept_failures: int = 0
     kept_failed: int = 0
@@ -113,8 +117,8 @@ def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator
     """Choose the steps of an episode that become images, from the success after each step.
 
     At most ``quota`` of each label. An episode with a success gives about as many failures as
-    successes, or more where those are rare, half of them near misses; other episodes give the
-    missing failures, a few each.
+    successes, or more where those are rare, half of them near misses (a quarter if they are
+    ``spread``); other episodes give the missing failures, a few each.
 
     Returns step to category: ``success``, ``near_miss``, ``same_episode`` or ``failed_episode``.
     """
@@ -131,7 +135,8 @@ def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator
     every = np.append(wins, np.iinfo(np.int64).max)
     gap = every[np.searchsorted(every, rest)] - rest
     close = rest[gap <= NEAR_STEPS]
-    near = random.permutation(close)[: math.ceil(failures / 2)]
+    share = random.binomial(failures, SPREAD_NEAR) if balance.spread else math.ceil(failures / 2)
+    near = random.permutation(close)[:share]
     others = random.permutation(np.setdiff1d(rest, near))[: failures - len(near)]
     for step in (*near.tolist(), *others.tolist()):
         chosen[step] = "near_miss" if step in close else "same_episode"
@@ -286,7 +291,7 @@ class Play:
             self._act(first)  # a policy that fails is refused before it is played for long
         kept = table.count("success"), table.count("failure")
         failed = sum(row["category"] == "failed_episode" for row in table.rows.values())
-        balance = Balance(config.frames, config.per_episode, *kept, failed)
+        balance = Balance(config.frames, config.per_episode, config.progress, *kept, failed)
         episode = max((int(row["episode"]) + 1 for row in table.rows.values()), default=0)
         barren, advised = 0, False
         while not balance.complete:

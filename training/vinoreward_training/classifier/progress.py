@@ -32,6 +32,8 @@ CENSORED = 0.1
 SOFT = 0.1
 """Error from which the loss grows linearly."""
 LEAST_SCALE = 0.01
+APART = 0.1
+"""Of the horizon: images of an episode that are nearer to each other than this say little of it."""
 LEAST_RISING = 0.8
 """Share of the episodes whose progress rises, with 95 % confidence, below which a warning says that
 progress was not learned."""
@@ -119,8 +121,8 @@ class Rise:
     """How well progress follows held-out episodes."""
 
     rising: int
-    """Episodes whose last image has more progress than their first, of those that approach success
-    in between."""
+    """Episodes whose last image has more progress than their first, of those whose images are at
+    least ``APART`` of the horizon apart."""
     episodes: int
     error: float
     """Mean error of frames whose progress is known."""
@@ -137,7 +139,9 @@ class Rise:
         )
         if self.least >= LEAST_RISING:
             return said
-        return f"{said}; warning: it was not learned, capture more episodes or larger images"
+        return (
+            f"{said}; warning: it was not learned, capture more with --progress, or larger images"
+        )
 
 
 def rise(found: Floats, targets: Targets, dataset: Dataset, part: Indices) -> Rise:
@@ -146,7 +150,7 @@ def rise(found: Floats, targets: Targets, dataset: Dataset, part: Indices) -> Ri
     for episode in np.unique(episodes[~np.isnan(steps)]):
         members = np.flatnonzero((episodes == episode) & ~np.isnan(steps))
         first, last = members[steps[members].argmax()], members[steps[members].argmin()]
-        if steps[first] > steps[last]:
+        if steps[first] - steps[last] >= APART * targets.horizon:
             count += 1
             rising += bool(found[last] > found[first])
     return Rise(rising, count, mean_error(found, targets.known[part]))
