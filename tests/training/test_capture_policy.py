@@ -138,7 +138,7 @@ def test_for_progress_failures_show_the_whole_way_to_success(tmp_path: Path, scr
         rows = [row for row in rows_of(out) if row["label"] == "failure" and row["to_success"]]
         left[spread] = np.array([int(row["to_success"]) for row in rows])
     assert (left[False] <= 5).all() and len(left[False]) > 70
-    assert (left[True] > 5).sum() >= 8  # the policy comes back to the goal again and again
+    assert (left[True] > 5).sum() >= 5  # the policy comes back to the goal again and again
 
 
 def test_a_seed_gives_the_same_images_of_a_policy_also_after_a_stop(

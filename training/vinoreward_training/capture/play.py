@@ -43,8 +43,9 @@ MOST_NUMBERS = 32
 """Numbers of one observation, or of one entry of it, that are written down."""
 FAILURES_PER_SUCCESS = 4
 """Failures per success at most, where successes are rare."""
-SPREAD_NEAR = 0.25
-"""Share of near misses among the failures of an episode, where these show its whole way."""
+SPREAD_NEAR = 0.5
+"""Chance of a failure to be a near miss where failures show the whole way to success: of one failure
+of each episode half are none."""
 NOISE = 0.3
 """Share of random steps in a noisy episode."""
 PATIENCE = 200
@@ -64,7 +65,7 @@ class Balance:
     quota: int
     """Largest number of images of each label from one episode."""
     spread: bool = False
-    """Whether an episode's failures show its whole way to success, not half of them its end."""
+    """Whether an episode's failures show its whole way to success, also if they are few."""
     kept_successes: int = 0
     kept_failures: int = 0
     kept_failed: int = 0
@@ -117,8 +118,8 @@ def choose(truths: Sequence[bool], balance: Balance, random: np.random.Generator
     """Choose the steps of an episode that become images, from the success after each step.
 
     At most ``quota`` of each label. An episode with a success gives about as many failures as
-    successes, or more where those are rare, half of them near misses (a quarter if they are
-    ``spread``); other episodes give the missing failures, a few each.
+    successes, or more where those are rare, at least half of them near misses (half
+    on average if they are ``spread``); other episodes give the missing failures, a few each.
 
     Returns step to category: ``success``, ``near_miss``, ``same_episode`` or ``failed_episode``.
     """

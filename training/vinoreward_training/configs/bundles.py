@@ -74,8 +74,8 @@ class CaptureConfig(Task):
     """Maximum images of each label per played episode. Fewer means more episodes, which support a
     lower error rate."""
     progress: bool = False
-    """For finetune --progress: take an episode's failures from its whole way to success, and not
-    half of them from its last steps."""
+    """For finetune --progress: take half of the failures from an episode's whole way to success,
+    where otherwise those of few are from its last steps."""
     recordings: Path | None = None
     """Instead of acting: take images, --frames at most, from a LeRobotDataset v3.0 folder, or from
     a video or a folder of videos, each an episode. Labels of videos are in a table of times beside
