@@ -44,8 +44,8 @@ MOST_NUMBERS = 32
 FAILURES_PER_SUCCESS = 4
 """Failures per success at most, where successes are rare."""
 SPREAD_NEAR = 0.5
-"""Chance of a failure to be a near miss where failures show the whole way to success: of one failure
-of each episode half are none."""
+"""Chance of a failure to be a near miss where failures show the whole way to success: so half of
+the episodes that give one failure give another."""
 NOISE = 0.3
 """Share of random steps in a noisy episode."""
 PATIENCE = 200
