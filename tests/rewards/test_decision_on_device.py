@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from vinoreward import Bundle
 from vinoreward.arrays import Arrays
+from vinoreward.bundles.schema import Progress
 from vinoreward.rewards.classifier import Prediction
 from vinoreward.rewards.decision import RewardOptions, Scores
 from vinoreward.rewards.reward_model import RewardModel
 
-BUNDLE = Bundle.load("panda-hover-classifier")
+SHIPPED = Bundle.load("panda-hover-classifier")
+SPEC = dataclasses.replace(SHIPPED.spec, progress=Progress(horizon=9))
+BUNDLE = dataclasses.replace(SHIPPED, spec=SPEC)
 
 
 class PredictedRewards(RewardModel):
@@ -44,11 +47,12 @@ class PredictedRewards(RewardModel):
         ood_score: Any = None,
     ) -> Scores:
         """Score a step in which the network says this."""
-        return self.score((probability, log_odds, ood_score), env_rewards, terminated, mask)
+        seen = probability, log_odds, ood_score, 1 - probability
+        return self.score(seen, env_rewards, terminated, mask)
 
     def begin(self, mask: Any, probability: Any) -> None:
         """Start episodes whose first images have this probability."""
-        self.reset(mask, (probability, probability, None))
+        self.reset(mask, (probability, probability, None, 1 - probability))
 
     def _predict(self, images: Any, mask: Any) -> Prediction:
         return Prediction(*images)
@@ -68,7 +72,7 @@ STEP = st.tuples(
 @settings(max_examples=40)
 @given(
     steps=st.lists(STEP, min_size=1, max_size=8),
-    mode=st.sampled_from(["sparse", "probability", "log_odds", "potential"]),
+    mode=st.sampled_from(["sparse", "probability", "log_odds", "potential", "progress"]),
     hold=st.integers(1, 3),
     leave=st.sampled_from([0.0, 0.2, 0.5]),
     detected=st.booleans(),
@@ -106,7 +110,8 @@ def test_tensors_are_paid_as_arrays(
         found = device.decide(
             *tensors, ood_score=None if ood_score is None else torch.tensor(ood_score)
         )
-        for name in ("rewards", "claimed", "terminated", "probability", "returns", "lengths"):
+        every = "rewards", "claimed", "terminated", "probability", "returns", "lengths", "progress"
+        for name in every:
             one, other = getattr(found, name), getattr(expected, name)
             np.testing.assert_array_equal(one.numpy(), other)
             assert one.numpy().dtype == other.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,18 @@ pytest.importorskip("torch")
 
 import torch
 from graphs_on_cpu import recorded_on_cpu
+from safetensors.torch import load_file, save
 from torch import nn
 
 from vinoreward import Bundle, Classifier
-from vinoreward.backends.torch_networks import with_rectifiers_fused
+from vinoreward.backends.convert import export_onnx
+from vinoreward.backends.torch_classifiers import rebuild
+from vinoreward.backends.torch_networks import (
+    WithPreprocess,
+    with_rectifiers_fused,
+)
+from vinoreward.bundles.save import save_bundle
+from vinoreward.bundles.schema import Progress
 from vinoreward.errors import InputError
 
 NAME = "panda-hover-classifier"
@@ -141,3 +150,36 @@ def test_rectifiers_are_fused_where_that_changes_nothing() -> None:
     torch.testing.assert_close(with_rectifiers_fused(twice)(seen), twice(seen))
     asks = _Asks()
     assert with_rectifiers_fused(asks) is asks
+
+
+def with_column(folder: Path) -> Bundle:
+    """The shipped classifier with a third column, its success logit."""
+    shipped = Bundle.load(NAME)
+    state = load_file(shipped.path / "model.safetensors")
+    for name in ("classifier.0.weight", "classifier.0.bias"):
+        state[name] = torch.cat([state[name], state[name][1:]])
+    spec = dataclasses.replace(
+        shipped.spec, progress=Progress(horizon=9, scale=0.1, offset=0.5), quantization=None
+    )
+    image, network = spec.image, rebuild("squeezenet1_1", 3, state)
+    module = WithPreprocess(network.eval(), image.mean, image.std)
+    export_onnx(module, folder / "model.onnx", image.height, image.width)
+    files: dict[str, Any] = {
+        name: shipped.path / name for name in shipped.spec.files if name.startswith("guard")
+    }
+    files |= {"model.onnx": folder / "model.onnx", "model.safetensors": save(state)}
+    logits = shipped.golden.logits[:, [0, 1, 1]]
+    return Bundle.load(save_bundle(folder / "column", spec, files, shipped.golden.images, logits))
+
+
+def test_progress_is_the_same(tmp_path: Path) -> None:
+    bundle = with_column(tmp_path)
+    images = make_images(bundle)
+    with Classifier(bundle, backend="torch") as classifier:
+        host, device = classifier.predict(images), classifier.predict(torch.tensor(images))
+        logits = classifier.backend.infer(images)
+    expected = np.clip(0.1 * logits[:, 1] + 0.5, 0, 1)
+    assert host.progress == pytest.approx(expected, abs=1e-5)
+    assert 0 < (expected == 0).sum() < len(expected) and len(np.unique(expected)) > 10
+    np.testing.assert_allclose(device.progress, host.progress, atol=1e-3)
+    np.testing.assert_allclose(device.log_odds, host.log_odds, rtol=1e-4, atol=1e-3)

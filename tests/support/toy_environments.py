@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from vinoreward.bundles.bundle import Bundle
 from vinoreward.bundles.locate import GUARD_FILE
 from vinoreward.bundles.save import save_bundle
-from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Quantization
+from vinoreward.bundles.schema import BundleSpec, Decision, Encoding, Progress, Quantization
 from vinoreward.images import ImageSpec, View
 from vinoreward_training.classifier.fit_detector import fit_detector
 from vinoreward_training.runs.bundles import add_int8
@@ -199,6 +199,7 @@ def _save_classifier(
     decision: Decision | None = None,
     files: dict[str, bytes] | None = None,
     probabilities: bool = False,
+    progress: Progress | None = None,
     **image: Any,
 ) -> Bundle:
     """Save a bundle around a linear network, with ``images`` as its golden frames."""
@@ -213,6 +214,7 @@ def _save_classifier(
         image=ImageSpec(height, width, mean=(0, 0, 0), std=(1, 1, 1), **image),
         decision=decision or Decision(threshold=0.5, chosen_for={"target_fpr": 0.1}),
         output="probabilities" if probabilities else "logits",
+        progress=progress,
     )
     return Bundle.load(
         save_bundle(folder, spec, {"model.onnx": model, **(files or {})}, images, logits)
@@ -239,6 +241,24 @@ def save_toy_bundle(
     return _save_classifier(
         folder, images, _WEIGHTS, _BIAS, decision, files, probabilities, scene=scene or {}
     )
+
+
+PROGRESS = Progress(horizon=5, scale=1.4, offset=-0.2)
+
+
+def cell_progress(cell: int) -> float:
+    """What the bundle of :func:`save_progress_bundle` must say of a cell, restated."""
+    return min(1.0, max(0.0, 1.4 * _red(cell) / 255 - 0.2))
+
+
+def save_progress_bundle(folder: Path, **options: Any) -> Bundle:
+    """Save the toy bundle with a third column, the red of the image in [0, 1]."""
+    images = np.zeros((LAST_CELL + 1, HEIGHT, WIDTH, 3), np.uint8)
+    images[..., 0] = np.array([_red(cell) for cell in range(LAST_CELL + 1)])[:, None, None]
+    red = np.zeros((HEIGHT, WIDTH, 3, 1))
+    red[..., 0, 0] = 1 / 255 / HEIGHT / WIDTH
+    weights, bias = np.concatenate([_WEIGHTS, red], axis=-1), np.append(_BIAS, 0.0)
+    return _save_classifier(folder, images, weights, bias, progress=PROGRESS, **options)
 
 
 def save_column_bundle(folder: Path, *, decision: Decision | None = None) -> Bundle:

@@ -571,6 +571,8 @@ def test_a_judge_labels_what_is_played_and_what_it_abstains_from_is_not_taken(
     assert (steps % 5 != 0).all() and data.labels.sum() == 100
     near = [row for row in rows_of(tmp_path / "data") if row["category"] == "near_miss"]
     assert len(near) > 20 and max(np.bincount(data.episodes)) <= 8
+    # The next success is none that it abstains from.
+    assert all((int(row["step"]) + 1 + int(row["to_success"])) % 5 for row in near)
     about, said = read_about(tmp_path / "data"), capsys.readouterr().out
     assert "truth" not in about and about["labels_from"] == {
         "judge": judge, "judge_sha256": judge_hash(judge), "threshold": 0.5,

@@ -116,6 +116,8 @@ def test_episodes_are_mixed_and_each_image_says_who_played(
     for row in rows:
         place, goal, step = float(row["obs_0"]), float(row["obs_1"]), int(row["file"][-9:-4])
         assert (place == goal) == (row["label"] == "success")
+        if row["player"] == "policy":  # it reaches the goal, and then leaves it and comes back
+            assert row["to_success"] == ("" if step == 24 and place < goal else f"{goal - place:g}")
         if step < goal:
             straight[row["player"]].append(place == step + 1)
     assert all(straight["policy"]) and any(straight["noisy"]) and not all(straight["noisy"])
@@ -125,6 +127,18 @@ def test_episodes_are_mixed_and_each_image_says_who_played(
     said = capsys.readouterr()
     (won,) = re.findall(r"success: random 0/\d+, policy (\d+)/\1, noisy \d+/\d+", said.out)
     assert int(won) >= counts["policy"]
+
+
+def test_for_progress_failures_show_the_whole_way_to_success(tmp_path: Path, script: Path) -> None:
+    left = {}
+    for spread in (False, True):
+        out = tmp_path / str(spread)
+        words = {"mix": {"policy": 1.0}, "per_episode": 1, "progress": spread}
+        capture.run(config(out, f"{script}:act", **words))
+        rows = [row for row in rows_of(out) if row["label"] == "failure" and row["to_success"]]
+        left[spread] = np.array([int(row["to_success"]) for row in rows])
+    assert (left[False] <= 5).all() and len(left[False]) > 70
+    assert (left[True] > 5).sum() >= 5  # the policy comes back to the goal again and again
 
 
 def test_a_seed_gives_the_same_images_of_a_policy_also_after_a_stop(

@@ -71,6 +71,8 @@ def test_videos_become_episodes_with_labels_by_time(
         assert times["a.mp4", second] == ("success" if second >= 2 else "failure")
         wanted = None if second >= 3 else "success" if second >= 1 else "failure"
         assert times.get(("b/c.mp4", second)) == wanted
+    left = {(row["video"], float(row["second"])): row["to_success"] for row in rows}
+    assert [left["a.mp4", second] for second in (0, 1.5, 2, 3.75)] == ["8", "2", "0", "0"]
     # The images show the moments that they are said to.
     data = load_dataset(out)
     assert data.images.shape == (28, 16, 24, 3) and data.image().resize == "pil_bilinear"

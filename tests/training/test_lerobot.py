@@ -59,6 +59,8 @@ def test_images_and_labels_are_those_of_the_recording(
     for (episode, index), row in rows.items():
         success = folders.shown(episode, 12, 3)[index]
         assert row["label"] == ("success" if success else "failure")
+        left = list(folders.shown(episode, 12, 3)[index:])
+        assert row["to_success"] == (str(left.index(True)) if True in left else "")
         expected = folders.image(success, episode, index).astype(int)
         found = np.asarray(Image.open(tmp_path / "out" / row["file"])).astype(int)
         assert np.abs(found - expected).mean() < (12 if video else 1e-9)

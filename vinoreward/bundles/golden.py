@@ -198,7 +198,8 @@ def columns(outputs: NDArray[Any], spec: BundleSpec) -> NDArray[np.float64]:
 
     They are logits if ``spec.output`` is ``logits`` or ``logit``, else probabilities.
     """
-    values = outputs.astype(np.float64)
+    labelled = outputs if spec.progress is None else outputs[:, :-1]
+    values = labelled.astype(np.float64)
     if spec.output not in ONE_COLUMN:
         return values
     first = np.zeros_like(values) if spec.output == "logit" else 1.0 - values

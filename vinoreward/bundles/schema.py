@@ -60,6 +60,21 @@ class Decision(StrictModel):
 
 
 @dataclass(frozen=True, config=STRICT)
+class Progress(StrictModel):
+    """The meaning of a classifier's last column, if that is progress towards success.
+
+    It is ``clip(scale * column + offset, 0, 1)``: 1 at success, and 1 less for each ``horizon``
+    steps that are missing.
+    """
+
+    horizon: Annotated[Number, Field(gt=0)]
+    """Steps of the recorded episodes from progress 0 to success."""
+    scale: Annotated[Number, Field(gt=0)] = 1.0
+    """Chosen, with ``offset``, on held-out frames."""
+    offset: Number = 0.0
+
+
+@dataclass(frozen=True, config=STRICT)
 class Encoding(StrictModel):
     """The meaning of an encoder's outputs. D is the bundle's ``latent_size``."""
 
@@ -129,6 +144,8 @@ class BundleSpec(StrictModel):
     """What the graph returns: ``logits`` or ``probabilities``, one column per label; ``logit`` or
     ``probability``, one column for the second of two labels (a sigmoid head). ``logits`` also for
     an encoder's latent vectors."""
+    progress: Progress | None = None
+    """Of a classifier with one column more than ``output`` says, the last; None for others."""
     output_index: OutputIndex = 0
     """Which output of the graph is used."""
     latent_size: Annotated[Whole, Field(ge=1, le=65536)] | None = None
@@ -154,10 +171,11 @@ class BundleSpec(StrictModel):
 
     def _check_outputs(self) -> None:
         if self.kind == "encoder":
-            if self.labels or self.latent_size is None or self.output in ONE_COLUMN:
-                values = (self.labels, self.latent_size, self.output)
-                expected = "no labels, a latent_size and logits for an encoder"
-                wrong("labels, latent_size, output", values, expected)
+            classifies = self.labels or self.output in ONE_COLUMN or self.progress is not None
+            if classifies or self.latent_size is None:
+                values = (self.labels, self.latent_size, self.output, self.progress)
+                expected = "no labels, a latent_size, logits and no progress for an encoder"
+                wrong("labels, latent_size, output, progress", values, expected)
             size = None if self.encoding is None else len(self.encoding.low)
             if size != self.latent_size:
                 expected = f"an encoding of {self.latent_size} dimensions, the latent_size"
@@ -183,7 +201,8 @@ class BundleSpec(StrictModel):
     def width(self) -> int:
         """Columns of the network's output; for an encoder D, or 2 D with log variances."""
         if self.latent_size is None or self.encoding is None:
-            return 1 if self.output in ONE_COLUMN else len(self.labels)
+            columns = 1 if self.output in ONE_COLUMN else len(self.labels)
+            return columns + (self.progress is not None)
         return 2 * self.latent_size if self.encoding.posterior else self.latent_size
 
     def to_dict(self) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class Prediction(NamedTuple):
     """``log(p / (1 - p))`` of the probability, exact where that rounds to 1."""
     ood_score: Array | None
     """Out of distribution above 1; None without a detector."""
+    progress: Array | None = None
+    """Towards success, from 0 to 1; None of a bundle that was trained without."""
 
 
 class Classifier(Runner):
@@ -122,7 +124,8 @@ class Classifier(Runner):
         prepared = self.prepared = self.prepare(images)
         if prepared is None:
             empty = np.zeros(0, np.float32)
-            return Prediction(empty, empty, None if self.guard is None else empty)
+            progress = None if self.bundle.spec.progress is None else empty
+            return Prediction(empty, empty, None if self.guard is None else empty, progress)
         threads = max(1, self.threads - self.busy_cores)
         if threads > 1 and len(prepared) >= threads * PARALLEL:
             return self._predict_in_threads(prepared, threads)
@@ -151,7 +154,7 @@ class Classifier(Runner):
         prepared = self.prepare(images)
         if prepared is None:
             return np.zeros(0, np.float32)
-        return sigmoid(self._log_odds(prepared)).astype(np.float32)
+        return sigmoid(self._log_odds(prepared)[0]).astype(np.float32)
 
     def compute_reward(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return 1.0 where success is claimed and 0.0 elsewhere, ``(N,)`` float32.
@@ -176,9 +179,11 @@ class Classifier(Runner):
         return {**super().__getstate__(), **own, "_clones": [], "_on_device": None}
 
     def _predict(self, images: NDArray[np.uint8]) -> Prediction:
-        odds = self._log_odds(images)
+        odds, outputs = self._log_odds(images)
         ood_score = None if self.guard is None else self.guard.ood_score(images)
-        return Prediction(sigmoid(odds).astype(np.float32), odds.astype(np.float32), ood_score)
+        progress = progress_of(outputs, self.bundle.spec)
+        probability = sigmoid(odds).astype(np.float32)
+        return Prediction(probability, odds.astype(np.float32), ood_score, progress)
 
     def _predict_in_threads(self, images: NDArray[np.uint8], threads: int) -> Prediction:
         """Score a part of a batch in each thread: two networks of one thread are faster than one of
@@ -212,19 +217,27 @@ class Classifier(Runner):
             finite, replayed = self._on_device
             odds = torch.empty(len(images), dtype=torch.float64, device=images.device)
             ood_score = None if self.guard is None else torch.empty_like(odds, dtype=torch.float32)
+            progress = None
+            if self.bundle.spec.progress is not None:
+                progress = torch.empty_like(odds, dtype=torch.float32)
             for piece in pieces:
-                odds[piece], ood = replayed(self._score_on_device, images[piece])
+                odds[piece], ood, done = replayed(self._score_on_device, images[piece])
                 if ood_score is not None:
                     ood_score[piece] = ood
+                if progress is not None:
+                    progress[piece] = done
             # Infinity would be a sure success, and half precision overflows to it.
-            probability = torch.sigmoid(odds).masked_fill(~finite.of(odds), torch.nan)
-            return Prediction(probability.float(), odds.float(), ood_score)
+            sound = finite.of(odds if progress is None else odds + progress)
+            probability = torch.sigmoid(odds).masked_fill(~sound, torch.nan)
+            return Prediction(probability.float(), odds.float(), ood_score, progress)
 
-    def _score_on_device(self, images: Array) -> tuple[Array, Array | None]:
-        """Return log-odds and OOD scores of a piece, work that CUDA records and replays."""
+    def _score_on_device(self, images: Array) -> tuple[Array, Array | None, Array | None]:
+        """Return log-odds, OOD scores and progress of a piece; CUDA records and replays this."""
         network: Any = self.backend
+        labels = len(self.bundle.spec.labels)
         ood_score = None if self.guard is None else self.guard.ood_score(images)
-        scores = network.module(images).double()
+        outputs = network.module(images).double()
+        scores = outputs[:, :labels]
         odds = self._odds(scores)
         if band := self.bundle.spec.decision.translation_band:
             distance = self._distance(odds)
@@ -232,15 +245,21 @@ class Classifier(Runner):
             count = min(len(odds), max(64, len(odds) // 4))
             rows = distance.topk(count, largest=False).indices
             mean = self._translation_mean(
-                lambda moved: network.module(moved).double(), images[rows], scores[rows]
+                lambda moved: network.module(moved).double()[:, :labels],
+                images[rows],
+                scores[rows],
             )
             odds[rows] = mean.where(distance[rows] < band, odds[rows])
-        return odds, ood_score
+        return odds, ood_score, progress_of(outputs, self.bundle.spec)
 
-    def _log_odds(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
+    def _log_odds(
+        self, images: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        """Return log-odds ``(N,)``, and what the first network gave, ``(N, columns)``."""
         spec = self.bundle.spec
         first, *again = self.backends
-        scores = scores_of(first.infer_prepared(images), spec)
+        outputs = first.infer_prepared(images)
+        scores = scores_of(outputs, spec)
         odds = self._odds(scores)
         self.scored += len(odds)
         exact = first
@@ -259,7 +278,7 @@ class Classifier(Runner):
                     images[rows],
                     scores[rows],
                 )
-        return np.asarray(odds)
+        return np.asarray(odds), outputs
 
     def _translation_mean(
         self, score: Callable[[Array], Array], images: Array, scores: Array
@@ -305,6 +324,15 @@ def scores_of(outputs: NDArray[np.float32], spec: BundleSpec) -> NDArray[np.floa
             "bundle."
         )
     return np.asarray(np.log(np.clip(values, _LEAST, 1.0)))
+
+
+def progress_of(outputs: Array, spec: BundleSpec) -> Array | None:
+    """Return the progress in a network's outputs, ``(N,)`` float32; None if it gives none."""
+    if spec.progress is None:
+        return None
+    arrays = Arrays.like(outputs)
+    progress = spec.progress.scale * arrays.cast(outputs[:, -1], "float32") + spec.progress.offset
+    return arrays.xp.clip(progress, 0.0, 1.0)
 
 
 def log_odds(logits: Array, success: int, temperature: float = 1.0) -> Array:

@@ -15,7 +15,9 @@ from vinoreward.arrays import Array, Arrays
 from vinoreward.errors import ConfigError, InputError
 from vinoreward.strict_model import STRICT, Flag, Number, StrictModel
 
-RewardMode = Literal["sparse", "probability", "log_odds", "potential"]
+RewardMode = Literal["sparse", "probability", "log_odds", "potential", "progress"]
+SHAPED = ("potential", "progress")
+"""Modes that add a potential's difference, which leaves the optimal policy as it was."""
 OodAction = Literal["withhold", "warn", "raise", "ignore"]
 """What to do with out-of-distribution images."""
 WITHHELD = {"probability": 0.0, "log_odds": -20.0}
@@ -187,8 +189,9 @@ class Scores:
 
     ``rewards``, ``returns`` (their sum in the running episode, this step included) and ``seconds``
     (since it began) are float64, ``lengths`` (its scored steps) int64. ``claimed`` success and
-    ``terminated``, by the environment or a claim, are bool. ``probability`` and ``ood_score`` (out
-    of distribution above 1; None without an OOD detector) are float32.
+    ``terminated``, by the environment or a claim, are bool. ``probability``, ``ood_score`` (out of
+    distribution above 1; None without an OOD detector) and ``progress`` (from 0 to 1; None of a
+    classifier without) are float32.
     """
 
     rewards: Array
@@ -199,6 +202,7 @@ class Scores:
     lengths: Array
     seconds: Array
     ood_score: Array | None = None
+    progress: Array | None = None
 
     def episode(self, index: int) -> dict[str, float | int]:
         """Return one environment's ``{"r", "l", "t"}``, as recorders of episodes write it."""

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from vinoreward.arrays import Array, Arrays
 from vinoreward.bundles.bundle import Bundle
-from vinoreward.errors import ImageMismatchError, InputError, OutOfDistributionError
+from vinoreward.errors import ConfigError, ImageMismatchError, InputError, OutOfDistributionError
 from vinoreward.rewards.classifier import Classifier, Prediction
 from vinoreward.rewards.decision import (
+    SHAPED,
     WITHHELD,
     RewardOptions,
     Scores,
@@ -51,7 +52,7 @@ class RewardModel:
             threshold only.
 
     Raises:
-        ConfigError: arguments that cannot work.
+        ConfigError: arguments that cannot work, or progress asked of what was not trained for it.
         ModelNotFoundError: no such bundle.
     """
 
@@ -85,9 +86,11 @@ class RewardModel:
                 guarded=guarded,
             )
         """What scores the images. It loads at the first one."""
+        if options.reward_mode == "progress":
+            _check_progress(self.classifier)
         self.options = options
         self.num_envs = num_envs
-        self.needs_first_images = options.reward_mode == "potential"
+        self.needs_first_images = options.reward_mode in SHAPED
         """Whether :meth:`reset` scores the first images of episodes."""
         self.frozen: FrozenCheck | None = None
         """Finds images that are older than the environment's state; None: nothing looks for it."""
@@ -127,9 +130,8 @@ class RewardModel:
             self.frozen.begin(np.asarray(mask))
         first = self._zeros
         if images is not None and self.needs_first_images:
-            probability, _, ood_score = self._predict(images, mask)
-            ood_mask = self._ood_mask(mask, probability, ood_score)
-            first = self.arrays.cast(withhold(probability, ood_mask, "probability"), "float64")
+            seen = self._predict(images, mask)
+            first = self._potential_of(seen, self._ood_mask(mask, seen.probability, seen.ood_score))
         self.detector.reset(mask)
         where = self.arrays.xp.where
         self._potential = where(mask, first, self._potential)
@@ -165,8 +167,8 @@ class RewardModel:
         mask = self._all_envs if mask is None else mask
         env_rewards = self._zeros if env_rewards is None else env_rewards
         terminated = self._zeros if terminated is None else terminated
-        probability, log_odds, ood_score = self._predict(images, mask)
-        age = None
+        seen = self._predict(images, mask)
+        probability, ood_score, age = seen.probability, seen.ood_score, None
         if self.frozen is not None and states is not None:
             age = np.zeros(self.num_envs, np.float32)
             if self.classifier.prepared is not None:
@@ -182,7 +184,9 @@ class RewardModel:
         if self.options.terminate_on_success:
             ended = ended | claimed
         if self.options.reward_mode == "log_odds":
-            counted = withhold(log_odds, ood_mask, "log_odds")
+            counted = withhold(seen.log_odds, ood_mask, "log_odds")
+        elif self.options.reward_mode in SHAPED:
+            counted = self._potential_of(seen, ood_mask)
         rewards = self._learned_rewards(counted, mask, claimed, ended)
         rewards = where(mask, rewards + self._own_rewards(env_rewards, mask, claimed), 0.0)
         self._returns = self._returns + rewards
@@ -196,6 +200,7 @@ class RewardModel:
             lengths=self._lengths,
             seconds=time.perf_counter() - self._began,
             ood_score=None if ood_score is None else where(mask, ood_score, 0.0),
+            progress=None if seen.progress is None else where(mask, seen.progress, 0.0),
         )
 
     def check(self) -> None:
@@ -212,10 +217,25 @@ class RewardModel:
         if len(images) == self.num_envs:
             return prediction
 
-        rows = np.zeros((3, self.num_envs), np.float32)
-        for row, values in zip(rows, prediction, strict=True):
-            row[mask] = 0.0 if values is None else values
-        return Prediction(rows[0], rows[1], None if prediction.ood_score is None else rows[2])
+        def spread(values: Array | None) -> Array | None:
+            if values is None:
+                return None
+            row = np.zeros(self.num_envs, np.float32)
+            row[mask] = values
+            return row
+
+        return Prediction(*map(spread, prediction))
+
+    def _potential_of(self, seen: Prediction, ood_mask: Array | None) -> Array:
+        """Return the potential of images, ``(num_envs,)`` float64; 0 where they do not count.
+
+        Progress is paid in units of a success, so that reaching it earns as much as claiming it.
+        """
+        options = self.options
+        if options.reward_mode == "potential":
+            return self.arrays.cast(withhold(seen.probability, ood_mask, "probability"), "float64")
+        progress = self.arrays.cast(withhold(seen.progress, ood_mask, "probability"), "float64")
+        return options.success_reward * progress
 
     def _ood_mask(
         self, mask: Array, probability: Array, ood_score: Array | None, age: Array | None = None
@@ -259,13 +279,13 @@ class RewardModel:
 
     def _learned_rewards(self, counted: Array, mask: Array, claimed: Array, ended: Array) -> Array:
         """Return what images earn, ``(num_envs,)`` float64; ``counted`` is their probability, or
-        log-odds where these are paid."""
+        the log-odds or potential that is paid."""
         options, where = self.options, self.arrays.xp.where
         counted = self.arrays.cast(counted, "float64")
         if options.reward_mode in WITHHELD:
             return counted
         rewards = where(claimed, options.success_reward, self._zeros + options.step_reward)
-        if options.reward_mode == "potential":
+        if options.reward_mode in SHAPED:
             # An absorbing state has potential 0, else the optimal policy may change; a truncated
             # episode has not ended, its last state keeps its potential.
             following = where(ended, 0.0, counted)
@@ -286,6 +306,16 @@ class RewardModel:
                 "environment."
             )
         return where(claimed, 0.0, own) if self.options.success_replaces_env_reward else own
+
+
+def _check_progress(classifier: Classifier | Judge) -> None:
+    if isinstance(classifier, Judge) or classifier.bundle.spec.progress is None:
+        whose = classifier if isinstance(classifier, Judge) else classifier.bundle.spec
+        raise ConfigError(
+            f"reward_mode='progress' was asked of {whose.name!r}, which says nothing of progress. "
+            "Expected a bundle that was trained for it: vinoreward finetune --progress; or "
+            "reward_mode='potential', whose potential is the probability of success."
+        )
 
 
 def warn_uncalibrated(bundle: Bundle) -> None:

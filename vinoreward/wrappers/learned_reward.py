@@ -223,6 +223,8 @@ class LearnedRewardBase(EnvAdapter[AnyEnv]):
         info["original_env_rew"] = float(env_reward)
         if scores.ood_score is not None:
             info["reward_ood"] = float(scores.ood_score[i])
+        if scores.progress is not None:
+            info["reward_progress"] = float(scores.progress[i])
         if ended and "episode" in info:
             info["original_episode"] = info["episode"]
             self._recorded = True
@@ -334,6 +336,8 @@ class LearnedReward(LearnedRewardBase[Env], SingleAdapter):
       that off, or prefer ``"potential"``.
     - ``"potential"``: sparse plus ``gamma * p(s') - p(s)``, which leaves the optimal policy as it
       was (Ng, Harada & Russell 1999). ``p`` is 0 after a termination, and kept after a truncation.
+    - ``"progress"``: the same with ``success_reward`` times the progress that a bundle of
+      ``finetune --progress`` sees, in place of ``p``. The claim stays the only success.
 
     All arguments but functions and a loaded ``bundle`` are YAML scalars, so that RL Zoo's
     ``env_wrapper`` can carry them. ``env.spec`` makes the same environment again; its JSON carries

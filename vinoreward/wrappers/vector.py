@@ -359,6 +359,8 @@ class LearnedReward(LearnedRewardBase[Envs], VectorAdapter):
         }
         if scores.ood_score is not None:
             ours["reward_ood"] = scores.ood_score
+        if scores.progress is not None:
+            ours["reward_progress"] = scores.progress
         for key, values in ours.items():
             infos[key], infos[f"_{key}"] = values, scored & True
             if inner is not infos:

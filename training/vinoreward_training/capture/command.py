@@ -136,7 +136,7 @@ def _check(config: CaptureConfig, before: CaptureConfig | None) -> CaptureConfig
 
 _OF_ENVIRONMENT = (
     "env", "env_kwargs", "image_source", "stack", "truth", "labels_from", "max_calls",
-    "per_episode", "policy", "mix",
+    "per_episode", "policy", "mix", "progress",
 )  # fmt: skip
 
 
@@ -340,7 +340,7 @@ def _episodes(config: CaptureConfig, dataset: Path) -> int:
         f"{source.frames} images of {len(source.episodes)} episodes in {dataset}, camera "
         f"{source.camera}; a success is {labels or 'not asked for'}.{source.skipped}"
     )
-    total = sum(len(chosen) for _, chosen in plan)
+    total = sum(len(chosen) for *_, chosen in plan)
     table = _converted(config, known, partial(fill, sized, source, plan), total)
     if labels is None:
         print(f"{len(table.rows)} images in {config.out}, without labels.")
@@ -366,7 +366,7 @@ def _videos(config: CaptureConfig, source: Path) -> int:
     print(f"{total} images of {len(videos)} videos of {seconds:.0f} seconds in all")
     fps = config.video_fps
     table = _converted(
-        config, known, lambda table: take_images(videos, plan, table, fps, size), total
+        config, known, lambda table: take_images(videos, marks, plan, table, fps, size), total
     )
     return _end(config, table)
 
@@ -433,7 +433,8 @@ SETTINGS = Settings(
     CaptureConfig,
     fixed=(
         "env", "env_kwargs", "truth", "labels_from", "image_source", "image_size", "stack",
-        "policy", "mix", "per_episode", "recordings", "video_fps", "camera", "label_column", "seed",
+        "policy", "mix", "per_episode", "progress", "recordings", "video_fps", "camera",
+        "label_column", "seed",
     ),
     check=_check,
     place=_place,

@@ -27,7 +27,7 @@ from vinoreward.wrappers.true_success import Truth
 from vinoreward_training.capture.free_camera import wandering_camera
 from vinoreward_training.capture.policies import Act
 from vinoreward_training.configs import CaptureConfig
-from vinoreward_training.data.dataset_files import NEAR_STEPS, Table, make_row
+from vinoreward_training.data.dataset_files import NEAR_STEPS, Table, make_row, to_success
 from vinoreward_training.data.tables import Row
 from vinoreward_training.judges import Labeller
 from vinoreward_training.runs.next_command import resume_capture
@@ -45,6 +45,9 @@ MOST_NUMBERS = 32
 """Numbers of one observation, or of one entry of it, that are written down."""
 FAILURES_PER_SUCCESS = 4
 """Failures per success at most, where successes are rare."""
+SPREAD_NEAR = 0.5
+"""Chance of a failure to be a near miss where failures show the whole way to success: so half of
+the episodes that give one failure give another."""
 NOISE = 0.3
 """Share of random steps in a noisy episode."""
 PATIENCE = 200
@@ -63,6 +66,8 @@ class Balance:
     """Images in all, at most half of them successes."""
     quota: int
     """Largest number of images of each label from one episode."""
+    spread: bool = False
+    """Whether an episode's failures show its whole way to success, also if they are few."""
     kept_successes: int = 0
     kept_failures: int = 0
     kept_failed: int = 0
@@ -115,8 +120,9 @@ def choose(truths: Sequence[int], balance: Balance, random: np.random.Generator)
     """Choose the steps of an episode that become images, from the success after each step.
 
     Never one of -1, from which a judge abstains. At most ``quota`` of each label. An episode with a
-    success gives about as many failures as successes, or more where those are rare, half of them
-    near misses; other episodes give the missing failures, a few each.
+    success gives about as many failures as successes, or more where those are rare, at least half
+    of them near misses (half on average if they are ``spread``); other episodes give the missing
+    failures, a few each.
 
     Returns step to category: ``success``, ``near_miss``, ``same_episode`` or ``failed_episode``.
     """
@@ -133,7 +139,8 @@ def choose(truths: Sequence[int], balance: Balance, random: np.random.Generator)
     every = np.append(wins, np.iinfo(np.int64).max)
     gap = every[np.searchsorted(every, rest)] - rest
     close = rest[gap <= NEAR_STEPS]
-    near = random.permutation(close)[: math.ceil(failures / 2)]
+    share = random.binomial(failures, SPREAD_NEAR) if balance.spread else math.ceil(failures / 2)
+    near = random.permutation(close)[:share]
     others = random.permutation(np.setdiff1d(rest, near))[: failures - len(near)]
     for step in (*near.tolist(), *others.tolist()):
         chosen[step] = "near_miss" if step in close else "same_episode"
@@ -187,7 +194,7 @@ class Play:
         self._player = "random"
         self._info: Mapping[str, Any] = {}
         self._noted = self._warned = False
-        self._length = 0
+        self._truths: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.show: Callable[[str], object] = str
         """Shows how a long episode goes on."""
         self.tried: Counter[str] = Counter()
@@ -257,7 +264,7 @@ class Play:
                 return
 
     def _count(self, truths: Sequence[int]) -> None:
-        self._length = len(truths)
+        self._truths = np.asarray(truths) == 1
         self.tried[self._player] += 1
         self.won[self._player] += 1 in truths
 
@@ -298,7 +305,7 @@ class Play:
             self._act(first)  # a policy that fails is refused before it is played for long
         kept = table.count("success"), table.count("failure")
         failed = sum(row["category"] == "failed_episode" for row in table.rows.values())
-        balance = Balance(config.frames, config.per_episode, *kept, failed)
+        balance = Balance(config.frames, config.per_episode, config.progress, *kept, failed)
         episode = max((int(row["episode"]) + 1 for row in table.rows.values()), default=0)
         barren, advised = 0, False
         while not balance.complete:
@@ -310,7 +317,8 @@ class Play:
             for step, one in sorted(images.items()):
                 file, success = f"{episode:06d}-{step:05d}.png", one.category == "success"
                 row = make_row(file, success, one.category, episode, seed) | one.numbers
-                row |= {"step": str(step), "steps": str(self._length)}
+                row |= {"step": str(step), "steps": str(len(self._truths))}
+                row["to_success"] = to_success(self._truths, step)
                 row |= {} if self._act is None else {"player": self._player}
                 balance.kept_failed += one.category == "failed_episode"
                 balance.kept_successes += success

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.rewards.classifier import log_odds as log_odds_of
-from vinoreward.rewards.classifier import logit, sigmoid
+from vinoreward.rewards.classifier import logit, progress_of, sigmoid
 from vinoreward_training.classifier.agreement import JudgedLabels, compare_with_judge
 from vinoreward_training.classifier.evaluation import (
     Evaluation,
@@ -29,7 +29,8 @@ from vinoreward_training.classifier.evaluation import (
 from vinoreward_training.classifier.last_layer import OutOfFold
 from vinoreward_training.classifier.networks import normalization
 from vinoreward_training.classifier.ood import OodFit, fit_ood
-from vinoreward_training.classifier.training import RECORD, ChannelsLast, TrainedOn
+from vinoreward_training.classifier.progress import Targets, calibrated, rise, section
+from vinoreward_training.classifier.training import RECORD, ChannelsLast, TrainedOn, logits_of
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.dataset_files import Indices, read_about
@@ -79,6 +80,7 @@ def make_bundle(
     corruptions: bool = True,
     judged: JudgedLabels | None = None,
     out_of_fold: OutOfFold | None = None,
+    progress: Targets | None = None,
 ) -> Verdict:
     """Turn a trained network into FOLDER/bundle and FOLDER/report.html; return the verdict on it.
 
@@ -96,6 +98,7 @@ def make_bundle(
         judged: a judge's labels, which it learned; None if the data have their own.
         out_of_fold: scores of frames that it learned, for the threshold; None if it learned the
             training part only.
+        progress: what is known of the frames' progress; None if it was not learned.
     """
     train, choosing, test = parts
     known: tuple[Floats | None, Floats | None] = (None, None)
@@ -103,7 +106,7 @@ def make_bundle(
         train = choosing = out_of_fold.learned
         test, known = out_of_fold.tested, out_of_fold.logits
     # In the memory order that it was trained in, which is faster on a CPU.
-    predicted = partial(predict, module)
+    predicted = partial(logits_of, module)
     result = evaluate(
         predicted,
         dataset,
@@ -155,6 +158,9 @@ def make_bundle(
     }
     drawn = draw(folder / "images", dataset, test, result)
     sections = sections_of(result, facts, drawn)
+    if progress is not None:
+        spec, followed = _with_progress(spec, progress, dataset, module, (choosing, test), folder)
+        sections.insert(1, followed)
     if judged is not None:
         spec, agreement = _distilled(spec, judged, dataset, test, result, folder)
         sections.insert(1, agreement)
@@ -192,6 +198,26 @@ def _distilled(
     labelled = {**spec.dataset, "labels_from": judged.facts}
     section = replace(section, facts=judged.facts)
     return replace(spec, metrics=metrics, dataset=labelled), section
+
+
+def _with_progress(
+    spec: BundleSpec,
+    targets: Targets,
+    dataset: Dataset,
+    module: ChannelsLast,
+    parts: tuple[Indices, Indices],
+    folder: Path,
+) -> tuple[BundleSpec, Section]:
+    """Return the spec with its progress, calibrated on the first part, and the report of it on the
+    second."""
+    choosing, test = (predict(module, dataset.images[part]) for part in parts)
+    spec = replace(spec, progress=calibrated(choosing[:, 2], targets, parts[0]))
+    found: Any = progress_of(test, spec)
+    rises = rise(found, targets, dataset, parts[1])
+    print(rises)
+    metrics = {**spec.metrics, "progress": asdict(rises)}
+    picture = folder / "images" / "progress.png"
+    return replace(spec, metrics=metrics), section(found, targets, parts[1], rises, picture)
 
 
 def _facts(config: FinetuneConfig, dataset: Dataset, train: Indices) -> dict[str, object]:

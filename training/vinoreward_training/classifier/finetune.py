@@ -77,6 +77,13 @@ def run(config: FinetuneConfig) -> int:
         )
     config = replace(config, name=config.name or bundle_name(config.data, "classifier"))
     judge = config.labels_from
+    if config.progress and (config.freeze or judge is not None):
+        by = "`freeze`" if config.freeze else "`labels_from`"
+        raise ConfigError(
+            f"found `progress` and {by}. Expected all layers to be trained, on labels that tell "
+            "the steps to success as a capture of episodes does; leave one of the two out.",
+            field="progress",
+        )
     if judge is None:
         refuse_ignored(config, ("max_calls",), "a training without --labels-from")
     line = resume_command("finetune", config.out, *trust_args(judge, "--labels-from"))
@@ -209,7 +216,7 @@ def _train(
     record = training.record_of(dataset, parts[0], started=started, before=before)
     module = cast("training.ChannelsLast", fit.module)
     about = folder, module, fit.history, record, unseen
-    verdict = make_bundle(config, dataset, parts, *about, judged=judged)
+    verdict = make_bundle(config, dataset, parts, *about, judged=judged, progress=fit.progress)
     return conclude(config, dataset, folder / "bundle", verdict, distilled=judged is not None)
 
 

@@ -63,12 +63,13 @@ def build_for(
         ConfigError: the network does not take images of this size.
         ModelNotFoundError, ModelCorruptError: no initial weights, or of another network.
     """
-    net = build(config.network, 2, views)
+    outputs = 3 if config.progress else 2
+    net = build(config.network, outputs, views)
     _initialise(config.network, net)
     for module in net.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
             module.momentum = max(module.momentum, MOMENTUM)
-    check_size(config.network, net, height, width)
+    check_size(config.network, net, height, width, outputs)
     if config.weights is not None or config.pretrained:
         source = config.weights or f"{config.network}, pretrained"
         if config.weights is None:
@@ -114,8 +115,10 @@ def _draw(network: nn.Module, head: nn.Module | None = None) -> None:
         nn.init.zeros_(head.bias)
 
 
-def check_size(architecture: str, net: nn.Module, height: int, width: int) -> None:
-    """Raise ConfigError unless a network takes images of this size and gives two logits."""
+def check_size(
+    architecture: str, net: nn.Module, height: int, width: int, outputs: int = 2
+) -> None:
+    """Raise ConfigError unless a network takes images of this size and gives so many outputs."""
     training = net.training
     net.eval()
     pools = [each for each in net.modules() if isinstance(each, nn.MaxPool2d)]
@@ -134,7 +137,7 @@ def check_size(architecture: str, net: nn.Module, height: int, width: int) -> No
         net.train(training)
         for hook in hooks:
             hook.remove()
-    if not isinstance(logits, Tensor) or logits.shape != (1, 2):
+    if not isinstance(logits, Tensor) or logits.shape != (1, outputs):
         raise ConfigError(
             f"{architecture} gives no logits for two labels. Expected a classifier; choose another "
             "`network`.",

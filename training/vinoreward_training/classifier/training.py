@@ -29,6 +29,7 @@ from vinoreward_envs.constants import SUCCESS_DISTANCE
 from vinoreward_training.classifier.camera_failure import SHARE, logits_by_family, step_frames
 from vinoreward_training.classifier.corruptions import randomly_corrupted
 from vinoreward_training.classifier.evaluation import average_precision, log_loss, saved_by
+from vinoreward_training.classifier.progress import mean_error, progress_loss, read_targets
 from vinoreward_training.configs import FinetuneConfig
 from vinoreward_training.data.dataset import Dataset
 from vinoreward_training.data.provenance import MOST_DATASETS, SPLIT
@@ -104,7 +105,8 @@ class ChannelsLast(nn.Module):
 
 
 class ClassifierFit(Fit):
-    """One training of a classifier: uint8 images (N, H, W, 3) to logits (N, 2).
+    """One training of a classifier: uint8 images (N, H, W, 3) to logits (N, 2), and with
+    ``config.progress`` a third column.
 
     The frames with the indices ``validation`` decide when to stop and which weights are kept, as
     they are and corrupted: those of the highest average precision, and of the lowest cross-entropy
@@ -134,6 +136,8 @@ class ClassifierFit(Fit):
         self.config, self._corrupted = config, corrupted
         self._data, self._validation = dataset, validation
         self._targets = margin_targets(dataset.distances, dataset.labels, SUCCESS_DISTANCE)
+        self.progress = read_targets(dataset, train) if config.progress else None
+        """What is known of the progress of the dataset's frames; None if it is not learned."""
         self._failures = train[dataset.labels[train] == 0]
         # If distances give targets, these frames are as far from success as can be.
         known = bool((~np.isnan(self._targets)).any())
@@ -209,18 +213,24 @@ class ClassifierFit(Fit):
         labels = torch.cat([labels, labels.new_zeros(len(dead))])
         targets = torch.cat([targets, self._dead_target.expand(len(dead))])
         with self._half():
-            logits = self.module(shown).float()
-        return loss_of(logits, labels, targets, MARGIN), {}
+            outputs = self.module(shown).float()
+        loss = loss_of(outputs[:, :2], labels, targets, MARGIN)
+        if self.progress is not None:
+            # A dead camera shows none.
+            known = nn.functional.pad(torch.from_numpy(self.progress.known[batch]), (0, len(dead)))
+            most = nn.functional.pad(torch.from_numpy(self.progress.most[batch]), (0, len(dead)))
+            loss = loss + progress_loss(outputs[:, 2], known, most)
+        return loss, {}
 
     def _evaluate(self, losses: list[Record]) -> tuple[Record, float]:
-        logits = predict(self.module, self._data.images[self._validation]).astype(np.float64)
+        outputs = predict(self.module, self._data.images[self._validation])
+        logits = outputs[:, :2].astype(np.float64)
         labels = self._data.labels[self._validation]
         log_odds = logits[:, 1] - logits[:, 0]
-        dead_logits = logits_by_family(
-            partial(predict, self.module), self._data, self._validation, 1, self.config.seed
-        )
+        score = partial(logits_of, self.module)
+        dead_logits = logits_by_family(score, self._data, self._validation, 1, self.config.seed)
         dead = np.diff(np.concatenate([*dead_logits.values()]))[:, 0]
-        corrupted = np.diff(predict(self.module, self._corrupted_images))[:, 0].astype(np.float64)
+        corrupted = np.diff(score(self._corrupted_images))[:, 0].astype(np.float64)
         some, none = self._data.labels[self._some], np.zeros(len(dead), dtype=np.int64)
         record = {
             "epoch": float(self._epoch()),
@@ -234,7 +244,16 @@ class ClassifierFit(Fit):
         missed = 1 - (1 - share) * record["val_ap"] - share * average_precision(corrupted, some)
         loss = (1 - share) * log_loss(log_odds, labels) + share * log_loss(corrupted, some)
         loss += SHARE * log_loss(dead, none)
+        if self.progress is not None:
+            error = mean_error(outputs[:, 2], self.progress.known[self._validation])
+            record["val_progress_error"] = error
+            loss += error
         return record, missed + LOSS_SHARE * loss
+
+
+def logits_of(module: nn.Module, images: Images) -> Floats:
+    """Return the logits (N, 2) of images (N, H, W, 3), without a column of progress."""
+    return predict(module, images)[:, :2]
 
 
 def augment(images: Tensor, strength: float, random: torch.Generator) -> Tensor:

@@ -79,6 +79,9 @@ class CaptureConfig(Task):
     per_episode: Count = 4
     """Maximum images of each label per played episode. Fewer means more episodes, which support a
     lower error rate."""
+    progress: bool = False
+    """For finetune --progress: take half of the failures from an episode's whole way to success,
+    where otherwise those of few are from its last steps."""
     recordings: Path | None = None
     """Instead of acting: take images, --frames at most, from a LeRobotDataset v3.0 folder, or from
     a video or a folder of videos, each an episode. Labels of videos are in a table of times beside
@@ -110,11 +113,12 @@ class FinetuneConfig:
             --weights runs/hover-classifier/bundle/model.safetensors
         vinoreward finetune --data data/mine --network resnet18 --pretrained --out runs/resnet
         vinoreward finetune --data photos --labels-from mine.py:success --out runs/student
+        vinoreward finetune --data data/demonstrations --progress --out runs/progress
     """
 
     FIRST: ClassVar[tuple[str, ...]] = (
-        "data", "labels_from", "out", "network", "weights", "pretrained", "freeze", "epochs",
-        "target_fpr", "image_crop", "image_size", "success_label", "int8", "resume",
+        "data", "labels_from", "out", "network", "weights", "pretrained", "freeze", "progress",
+        "epochs", "target_fpr", "image_crop", "image_size", "success_label", "int8", "resume",
     )  # fmt: skip
 
     data: Path = Path("data/hover")
@@ -144,6 +148,9 @@ class FinetuneConfig:
     """Passes over the training frames."""
     learning_rate: Annotated[float, Gt(0), Lt(1)] = 1e-3
     """Highest learning rate, after warm-up; decays to 0 along a cosine."""
+    progress: bool = False
+    """Learn progress too, from the steps to success that a capture records, for train --reward-mode
+    progress: 0 as far from success as the slowest tenth of the episodes begins, 1 at success."""
     target_fpr: Annotated[float, Gt(0), Lt(1)] | None = None
     """False-positive rate of the threshold, with 95 % confidence. Default: 0.01, or less where
     episodes are long, or the next higher that the data support."""

@@ -67,9 +67,10 @@ class RewardedTask(Task):
     precision: str = "auto"
     """fp32, int8, or auto: INT8 if the bundle's gate passed."""
     reward_mode: RewardMode = "sparse"
-    """What a step pays. sparse: --success-reward or --step-reward; potential: that and a shaping
-    that keeps the best policy. probability and log_odds pay the network's number at every step, so
-    a claimed success does not end the episode."""
+    """What a step pays. sparse: --success-reward or --step-reward; progress: that and a shaping by
+    the progress of a bundle of finetune --progress, which keeps the best policy; potential: the
+    same by the probability. probability and log_odds pay the network's number at every step, so a
+    claimed success does not end the episode."""
     hold: Count = 1
     """Steps in a row that must look like success before it is claimed. Above 1, an observation of
     one row gets the number of such steps appended, in environments that are not ours."""

@@ -37,7 +37,7 @@ FRAME_SHARES = (0.05, 0.1)
 """The same for frames without labels; at least one episode each."""
 NOT_STATE = frozenset({
     "file", "label", "category", "episode", "step", "steps", "seed", "distance", "player", "video",
-    "second",
+    "second", "to_success",
 })  # fmt: skip
 """Columns of ``metadata.csv`` that are not numbers of the state."""
 FIXED_LEAK, CHANGING_LEAK = 0.8, 0.97

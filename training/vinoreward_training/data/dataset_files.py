@@ -474,6 +474,12 @@ def make_row(file: str, success: bool, category: str, episode: int, seed: int) -
     }
 
 
+def to_success(successes: npt.NDArray[np.bool_], step: int) -> str:
+    """Return a cell of ``to_success``: steps to an episode's next success, empty without one."""
+    following = np.flatnonzero(successes[step:])
+    return str(following[0]) if len(following) else ""
+
+
 def free_memory() -> int | None:
     """Return the bytes of memory that this process can still have; None if not known.
 

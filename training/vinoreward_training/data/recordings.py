@@ -11,7 +11,13 @@ import numpy.typing as npt
 from vinoreward.errors import DatasetError
 from vinoreward_envs.camera.spec import resized
 from vinoreward_training.configs import CaptureConfig, ScoreConfig
-from vinoreward_training.data.dataset_files import NEAR_STEPS, Indices, Table, make_row
+from vinoreward_training.data.dataset_files import (
+    NEAR_STEPS,
+    Indices,
+    Table,
+    make_row,
+    to_success,
+)
 from vinoreward_training.data.lerobot import REWARD, SUCCESS, LeRobotFolder, Rows
 from vinoreward_training.data.tables import Row
 
@@ -81,8 +87,8 @@ def _outcomes(labels: Labels | None, rows: Rows) -> Outcomes:
 
 def choose_frames(
     frames: int, source: LeRobotFolder, labels: Labels | None
-) -> list[tuple[Rows, dict[int, str]]]:
-    """Return the rows of each episode, with the frames to take and their categories.
+) -> list[tuple[Rows, Outcomes, dict[int, str]]]:
+    """Return the rows of each episode, its outcomes, and the frames to take with their categories.
 
     At most ``frames`` in all; more of them only add images. DatasetError if all labels are of one
     kind.
@@ -97,24 +103,25 @@ def choose_frames(
                 "another --label-column, or give --label-column none for images without labels."
             )
     plan = plan_images(frames, outcomes)
-    return list(zip(every, plan, strict=True))
+    return list(zip(every, outcomes, plan, strict=True))
 
 
 def fill(
     config: CaptureConfig,
     source: LeRobotFolder,
-    plan: Sequence[tuple[Rows, dict[int, str]]],
+    plan: Sequence[tuple[Rows, Outcomes, dict[int, str]]],
     table: Table,
 ) -> Iterator[int]:
     """Add the chosen images that are not in the table; yield how many were added."""
     wanted: list[tuple[Rows, list[int]]] = []
     left: dict[tuple[int, int], Row] = {}
-    for rows, chosen in plan:
+    for rows, outcomes, chosen in plan:
         number, frames = rows.episode.number, []
         for frame, category in sorted(chosen.items()):
             file = f"{number:06d}-{frame:06d}.png"
             row = make_row(file, category == "success", category, number, config.seed)
             row |= {"step": str(frame), "steps": str(rows.episode.length)}
+            row["to_success"] = to_success(outcomes == 1, frame)
             if category == UNLABELLED:
                 row |= {"file": f"{UNLABELLED}/{file}", "label": UNLABELLED}
             if row["file"] not in table.rows:

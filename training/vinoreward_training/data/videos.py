@@ -25,7 +25,13 @@ from vinoreward.errors import DatasetError, needed_for
 from vinoreward.files import shown
 from vinoreward.images import MAX_PIXELS, shown_name
 from vinoreward_envs.camera.spec import resized
-from vinoreward_training.data.dataset_files import Table, images_below, inside, make_row
+from vinoreward_training.data.dataset_files import (
+    Table,
+    images_below,
+    inside,
+    make_row,
+    to_success,
+)
 from vinoreward_training.data.recordings import Outcomes
 from vinoreward_training.data.tables import Row, read_table
 
@@ -151,6 +157,7 @@ def _mark(row: Row, by_name: Mapping[str, tuple[Video, Outcomes]], fps: float) -
 
 def take_images(
     videos: Sequence[Video],
+    marks: Sequence[Outcomes],
     plan: Sequence[dict[int, str]],
     table: Table,
     fps: float,
@@ -159,7 +166,7 @@ def take_images(
     """Add the chosen images that are not in the table; yield how many were added."""
     done = {(row["video"], row["second"]): row["label"] for row in table.rows.values()}
     numbers = {row["video"]: int(row["episode"]) for row in table.rows.values()}
-    for video, chosen in zip(videos, plan, strict=True):
+    for video, shown_by, chosen in zip(videos, marks, plan, strict=True):
         # A video that came later gets the next number: others keep theirs, and their parts.
         number = numbers.setdefault(video.name, max(numbers.values(), default=-1) + 1)
         wanted = {}
@@ -179,6 +186,7 @@ def take_images(
                 f"{number:06d}-{index:06d}.png", category == "success", category, number, 0
             )
             row |= {"video": video.name, "second": second_of(index, fps)}
+            row["to_success"] = to_success(shown_by == 1, index)
             table.add([(image if size is None else resized(image, *size), row)])
             yield 1
 

@@ -103,7 +103,7 @@ def refit(
     recall = _recall(bundle, dataset, validation) if config.target_fpr is None else None
     fit_config = replace(fit_config, epochs=epochs)
     about = folder, module, fit.history, record, unseen, recall
-    make_bundle(fit_config, both, parts, *about, corruptions=corruptions)
+    make_bundle(fit_config, both, parts, *about, corruptions=corruptions, progress=fit.progress)
     return Bundle.load(folder / "bundle")
 
 
@@ -118,6 +118,7 @@ def _fit_config(
         name=spec.name,
         network=spec.architecture or "",
         weights=weights,
+        progress=spec.progress is not None,
         learning_rate=recipe.learning_rate,
         target_fpr=config.target_fpr or float(chosen_for.get("target_fpr") or 0.01),
         success_label=success_label_of(bundle.spec),

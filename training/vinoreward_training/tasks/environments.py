@@ -17,6 +17,7 @@ import vinoreward  # noqa: F401  (registers PandaHover-v0 and its siblings)
 from vinoreward.bundles.bundle import Bundle, resolve_bundle
 from vinoreward.bundles.locate import SPEC_FILE
 from vinoreward.errors import ConfigError, MissingExtraError, VinorewardError, needed_for
+from vinoreward.rewards.decision import SHAPED
 from vinoreward.wrappers.encoded import EncodedObservation
 from vinoreward.wrappers.env_adapter import ImageInInfo
 from vinoreward.wrappers.learned_reward import LearnedReward
@@ -215,7 +216,7 @@ def make_env(
             instead if the backend is the oracle.
         render_mode: None leaves the choice to the environment (``rgb_array`` if its images are
             scored).
-        gamma: the learner's discount, for ``reward_mode="potential"``.
+        gamma: the learner's discount, for a reward that is shaped by a potential.
         scored: False leaves learned reward and encoder to :func:`make_envs`.
     """
     if task.encoder is None or not scored:
@@ -323,7 +324,7 @@ def reward_arguments(
         "on_ood": task.on_ood,
         "hold_in_observation": task.hold > 1 and row and task.encoder is None,
         # Else an agent that is paid for looking like success would stay just short of it.
-        "terminate_on_success": task.reward_mode in ("sparse", "potential"),
+        "terminate_on_success": task.reward_mode in ("sparse", *SHAPED),
         "gamma": gamma,
     }
 

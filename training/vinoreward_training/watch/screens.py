@@ -32,7 +32,8 @@ def rows_of(status: Status) -> tuple[str, str, str]:
         word = "SUCCESS" if status.claimed else "no success"
         word = "out of distribution" if status.is_odd else word
         ood = "" if status.ood_score is None else f"   OOD {status.ood_score:.2f}"
-        state = f"P {status.probability:.3f}   {word}{ood}"
+        done = "" if status.progress is None else f"   progress {status.progress:.0%}"
+        state = f"P {status.probability:.3f}   {word}{done}{ood}"
     successes, failures = status.labels
     return (
         state,

@@ -40,6 +40,8 @@ class Status:
     claimed: bool = False
     ood_score: float | None = None
     """Above 1: out of distribution; None: without a detector."""
+    progress: float | None = None
+    """From 0 to 1; None: the bundle knows none."""
     false_positives: str = ""
     """The rate that the bundle promises, or the labels support, in words."""
     images: int = 0
@@ -275,6 +277,7 @@ class _Session:
         status.probability, status.claimed = float(scores.probability[0]), bool(scores.claimed[0])
         if model.classifier.guard is not None or self._repeats.frozen:
             status.ood_score = None if scores.ood_score is None else float(scores.ood_score[0])
+        status.progress = None if scores.progress is None else float(scores.progress[0])
         status.out_of_distribution += status.is_odd
         seconds = time.perf_counter() - at
         self._latencies[status.scored % LATENCIES] = seconds
