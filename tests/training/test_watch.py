@@ -309,14 +309,11 @@ def test_a_window_shows_the_status_and_takes_keys(
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     drawn: list[np.ndarray] = []
     with Window("a camera") as window:
-        seen = 0
 
         def show(status: Status) -> None:
-            nonlocal seen
-            seen += 1
             window.show(status)
             drawn.append(pygame.surfarray.array3d(pygame.display.get_surface()))
-            if seen == 3:
+            if status.claimed:
                 pygame.event.post(pygame.event.Event(pygame.KEYDOWN, unicode="n", key=0))
                 pygame.event.post(pygame.event.Event(pygame.QUIT))
 

@@ -43,11 +43,12 @@ def compare_pairs(subject: Subject, folder: Path) -> list[PairRow]:
     names = sorted(one.name for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
     changes = [name for name in names if name != BEFORE and is_visible(name)]
     if BEFORE not in names or not changes:
+        found = f"the folders {', '.join(names[:SHOWN_NAMES])}" if names else "no folders"
+        more = " ..." if len(names) > SHOWN_NAMES else ""
         raise DatasetError(
-            f"{folder} has the folders {', '.join(names[:SHOWN_NAMES]) or 'none'}"
-            f"{' ...' if len(names) > SHOWN_NAMES else ''}. Expected {BEFORE}, with "
-            "images of successes, and others such as removed or moved, with an image of the "
-            "same name of the same scene without its cause."
+            f"{folder} has {found}{more}. Expected {BEFORE}, with images of successes, and others "
+            "such as removed or moved, with an image of the same name of the same scene without "
+            "its cause."
         )
     rows, before = [], _by_name(folder, BEFORE)
     for change in changes:

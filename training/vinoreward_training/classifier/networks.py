@@ -46,8 +46,8 @@ def check_network(config: FinetuneConfig) -> None:
         )
     if config.freeze and config.weights is None and not config.pretrained:
         raise ConfigError(
-            "`freeze` trains the last layer only, and the layers before it are random. Expected "
-            "initial weights; give `pretrained` or `weights`, or leave `freeze` out.",
+            "only the last layer is trained, and the layers before it are random. Expected initial "
+            "weights; give `pretrained`, or a file of them with `weights`.",
             field="freeze",
         )
 
@@ -179,7 +179,7 @@ def read_weights(path: Path) -> Weights:
     if not path.is_file():
         raise ModelNotFoundError(
             f"there are no weights at {path}. Expected a .safetensors or .pt file; correct "
-            "`weights` or leave it out to train from scratch.",
+            "`weights`.",
             field="weights",
         )
     return dict(load_state(path))
@@ -190,16 +190,20 @@ def pretrained_weights(architecture: str) -> Weights:
 
     ModelNotFoundError if there are none, or they can not be downloaded.
     """
+    source = "them"
     try:
         if architecture.startswith(TIMM):
             from huggingface_hub import hf_hub_download
 
             about = _timm_config(architecture)
             name = about.hf_hub_filename or "model.safetensors"
+            if about.hf_hub_id:
+                source = f"https://huggingface.co/{about.hf_hub_id}/resolve/main/{name}"
             return read_weights(Path(hf_hub_download(about.hf_hub_id, name)))
         from torchvision.models import get_model_weights
 
         published = get_model_weights(architecture).DEFAULT
+        source = published.url
         weights: Weights = published.get_state_dict(
             progress=False, check_hash=True, weights_only=True
         )
@@ -208,8 +212,8 @@ def pretrained_weights(architecture: str) -> Weights:
         why = (str(error) or type(error).__name__).strip().splitlines()[0][:200]
         raise ModelNotFoundError(
             f"there are no published weights of {architecture} here ({why}). Expected some in the "
-            "library's cache, or a connection to download them; give a file with `weights`, leave "
-            "`pretrained` out to train from scratch, or choose another `network`.",
+            f"library's cache, or a connection to download them; download {source} elsewhere and "
+            "give the file with `weights`, or choose another `network`.",
             field="pretrained",
         ) from error
 

@@ -510,12 +510,13 @@ def split_by_episode(dataset: Dataset) -> tuple[Indices, Indices, Indices]:
     count = dataset.counts["episodes"]
     for name, indices in zip(("training", "validation", "test"), parts, strict=True):
         if len(np.unique(dataset.labels[indices])) < 2:
+            episodes = len(np.unique(dataset.episodes[indices]))
             raise DatasetError(
                 f"the {name} part of {dataset.folder} would have {len(indices)} frames of fewer "
-                f"than two classes ({count} episodes in all). Expected successes and "
+                f"than two classes (from {episodes} of {count} episodes). Expected successes and "
                 "failures in every part. A hash of each episode decides where it goes, 70 % to "
-                "training and 15 % each to validation and test, so some tens of episodes with "
-                f"either are needed; {more}."
+                "training and 15 % each to validation and test: with some tens of episodes of "
+                f"either, a part is seldom without, but may be by chance; {more}."
             )
     return parts
 

@@ -95,7 +95,7 @@ class Window:
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         self._pygame = pygame = open_display("a window", "camera", "`window=False`")
         self._surface = pygame.display.set_mode((WIDTH, HEIGHT + STRIP))
-        pygame.display.set_caption(f"{title}   {HELP}")
+        pygame.display.set_caption(title)
         pygame.font.init()
         self._large, self._small = (pygame.font.Font(None, size) for size in (34, 22))
 
@@ -127,7 +127,8 @@ class Window:
             pygame.draw.rect(surface, colour, (*place, *size), 5)
         state, where, figures = rows_of(status)
         surface.blit(self._large.render(state, True, colour), (12, HEIGHT + 8))
-        for row, text in enumerate((figures, where, status.false_positives, status.note)):
+        note = status.note or HELP  # a title is cut, and a window may have none
+        for row, text in enumerate((figures, where, status.false_positives, note)):
             ink = _NOTE if text == status.note else _INK
             surface.blit(self._small.render(text, True, ink), (12, HEIGHT + 40 + 28 * row))
         pygame.display.flip()
