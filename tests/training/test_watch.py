@@ -367,7 +367,7 @@ def test_keys_in_a_terminal(tmp_path: Path) -> None:
         os.write(ours, b"q")
         text += read_until(ours, "next: .*\n")
         assert process.wait(30) == 0
-    assert "\x1b[K" in text and "labels 1 + 0" in text
+    assert "\x1b[K" in text and "labels: 1 success, 0 failure" in text
     assert "next: vinoreward finetune --data" in text
     assert len(list(read_metadata(tmp_path / "clicks"))) == 1
 
