@@ -106,11 +106,18 @@ def mean_error(found: Floats, known: Floats) -> float:
 def calibrated(found: Floats, targets: Targets, part: Indices) -> Progress:
     """Return the line through a column (M,) of held-out frames that fits their progress best.
 
-    It rises, so that what a network ranks higher stays higher.
+    It rises, so that what a network ranks higher stays higher, and is 1 at the median of successes.
+    Each tenth of the progress counts as much as another: most frames are near success, and what a
+    network is unsure of it guesses to be there too.
     """
     known = targets.known[part]
     seen = ~np.isnan(known)
-    scale, offset = np.polyfit(found[seen].astype(np.float64), known[seen], 1)
+    column, missing = found[seen].astype(np.float64), 1.0 - known[seen].astype(np.float64)
+    below = np.median(column[missing == 0]) - column
+    tenths = np.minimum(10 * missing, 9).astype(np.int64)
+    weights = 1 / np.bincount(tenths)[tenths]
+    scale = (weights * below * missing).sum() / (weights * below**2).sum()
+    offset = 1 - scale * np.median(column[missing == 0])
     if scale < LEAST_SCALE:
         scale, offset = LEAST_SCALE, 0.0
     return Progress(horizon=targets.horizon, scale=float(scale), offset=float(offset))

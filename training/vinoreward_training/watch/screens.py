@@ -37,7 +37,8 @@ def rows_of(status: Status) -> tuple[str, str, str]:
     successes, failures = status.labels
     return (
         state,
-        f"episode {status.episode} image {status.number}   labels: {successes} success, {failures} failure",
+        f"episode {status.episode} image {status.number}   labels: {successes} success, {failures} "
+        "failure",
         f"p50 {status.p50:.1f} p99 {status.p99:.1f} ms   missed {status.missed}   dropped "
         f"{status.dropped}   repeated {status.repeated}",
     )
