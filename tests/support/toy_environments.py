@@ -251,13 +251,15 @@ def cell_progress(cell: int) -> float:
     return min(1.0, max(0.0, 1.4 * _red(cell) / 255 - 0.2))
 
 
-def save_progress_bundle(folder: Path, **options: Any) -> Bundle:
-    """Save the toy bundle with a third column, the red of the image in [0, 1]."""
+def save_progress_bundle(
+    folder: Path, gains: tuple[float, float, float] = (1, 0, 0), **options: Any
+) -> Bundle:
+    """Save the toy bundle with a third column, the red of the image in [0, 1]; or, with other
+    ``gains``, a sum of its colours."""
     images = np.zeros((LAST_CELL + 1, HEIGHT, WIDTH, 3), np.uint8)
     images[..., 0] = np.array([_red(cell) for cell in range(LAST_CELL + 1)])[:, None, None]
-    red = np.zeros((HEIGHT, WIDTH, 3, 1))
-    red[..., 0, 0] = 1 / 255 / HEIGHT / WIDTH
-    weights, bias = np.concatenate([_WEIGHTS, red], axis=-1), np.append(_BIAS, 0.0)
+    column = np.full((HEIGHT, WIDTH, 3, 1), 1 / 255 / HEIGHT / WIDTH) * np.array(gains)[:, None]
+    weights, bias = np.concatenate([_WEIGHTS, column], axis=-1), np.append(_BIAS, 0.0)
     return _save_classifier(folder, images, weights, bias, progress=PROGRESS, **options)
 
 

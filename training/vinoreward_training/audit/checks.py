@@ -114,6 +114,8 @@ class ClaimScores:
     """(N,) Claims of the network, whatever the OOD detector says."""
     ood_score: npt.NDArray[np.floating] | None
     """(N,) Above 1 nothing is claimed; None without an OOD detector."""
+    progress: npt.NDArray[np.floating]
+    """(N,) As it is paid: 0 where the OOD detector withholds, and of a network without progress."""
 
     @property
     def withheld(self) -> Claims | None:
@@ -134,11 +136,14 @@ def score_images(classifier: Classifier | Judge, images: Images) -> ClaimScores:
     ]
     probability = np.concatenate([part.probability for part in parts])
     ood = [part.ood_score for part in parts if part.ood_score is not None]
+    ood_score = np.concatenate(ood) if ood else None
+    progress = [0 * part.probability if part.progress is None else part.progress for part in parts]
     return ClaimScores(
         probability,
         np.concatenate([part.log_odds for part in parts]),
         probability >= np.float32(classifier.threshold),
-        np.concatenate(ood) if ood else None,
+        ood_score,
+        np.concatenate(progress) * (ood_score is None or ood_score <= 1.0),
     )
 
 

@@ -33,6 +33,7 @@ from vinoreward_training.audit.interventions import CLAIMS, InterventionReport, 
 from vinoreward_training.audit.interventions import STEPS as INTERVENED_STEPS
 from vinoreward_training.audit.learned_policy import LearnedPolicy, learn
 from vinoreward_training.audit.pairs import compare_pairs
+from vinoreward_training.audit.progress import compare_progress
 from vinoreward_training.audit.replays import REPLAYS, ReplayReport, replay_claims
 from vinoreward_training.audit.replays import STEPS as REPLAYED_STEPS
 from vinoreward_training.audit.report import AuditReport, sections_of
@@ -167,8 +168,12 @@ def audit(
         subject = Subject(classifier, options.seed, report.false_positives)
         if isinstance(scorer, Judge):
             print(f"{name} scores {_calls(dataset.labels[sample] == 1, options)}")
+        elif bundle.spec.progress is not None:
+            report.progress = compare_progress(
+                subject, dataset, allowed, sample, bundle.spec.progress.horizon
+            )
         if options.pairs is not None:
-            report.pairs = compare_pairs(subject, options.pairs)
+            report.pairs = compare_pairs(subject, options.pairs, report.progress)
         if options.played is not None:
             _show(_in_environment(subject, options.played, report, options.states), options)
         images = _on_images(subject, dataset, sample, report, options)
@@ -198,7 +203,7 @@ def _in_environment(
 ) -> Iterator[str]:
     """Test the classifier in an environment; yield what is done next."""
     report.interventions, report.replays = InterventionReport(), ReplayReport()
-    yield from intervene(subject, played, report.interventions)
+    yield from intervene(subject, played, report.interventions, report.progress)
     yield from replay_claims(subject, played, report.replays)
     observation, _ = played.env.reset(seed=subject.seed)
     take = partial(played.take, observation)

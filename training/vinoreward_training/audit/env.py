@@ -17,7 +17,7 @@ from vinoreward.rewards.judge import Judge
 from vinoreward.wrappers.learned_reward import LearnedReward
 from vinoreward.wrappers.true_success import Truth
 from vinoreward_actors.actor_learner.acting.environments import as_config_error
-from vinoreward_training.audit.checks import Images, Subject
+from vinoreward_training.audit.checks import ClaimScores, Images, Subject
 from vinoreward_training.audit.states import Offer, checked_offer, offered_by
 from vinoreward_training.configs import AuditConfig, MendConfig
 from vinoreward_training.configs.task import RewardedTask, Task
@@ -74,8 +74,8 @@ class Episode:
     first: Images
     """Image of the reset."""
     actions: list[Any] = field(default_factory=list)
-    claim: tuple[Any, Images] | None = None
-    """Observation and image of the claim; None if there was none."""
+    claim: tuple[Any, Images, ClaimScores] | None = None
+    """Observation, image and scores of the claim; None if there was none."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,9 @@ class AuditEnv:
             episode.actions.append(action)
             observation, _, terminated, truncated, _ = self.env.step(action)
             image = self.take(observation)
-            if subject.score(image[None]).rewarded[0]:
-                episode.claim = observation, image
+            scores = subject.score(image[None])
+            if scores.rewarded[0]:
+                episode.claim = observation, image, scores
             ended = bool(terminated or truncated or episode.claim)
         return episode
 

@@ -13,6 +13,7 @@ from vinoreward_actors.actor_learner.acting.environments import as_config_error
 from vinoreward_training.audit.checks import Check, Subject, share_check
 from vinoreward_training.audit.corruptions import KEPT
 from vinoreward_training.audit.env import LEAST_CLAIMS, UNDONE, AuditEnv, difference
+from vinoreward_training.audit.progress import AS_MUCH, ProgressReport, ProgressRow
 
 CLAIMS = 100
 """Claims to examine, each of another episode."""
@@ -81,12 +82,15 @@ class InterventionReport:
         return f"{self.claims} claims of as many episodes were examined, in {self.steps} steps."
 
 
-def intervene(subject: Subject, played: AuditEnv, report: InterventionReport) -> Iterator[str]:
+def intervene(
+    subject: Subject, played: AuditEnv, report: InterventionReport, progress: ProgressReport | None
+) -> Iterator[str]:
     """Play until there are enough claims; apply every intervention to each, and undo it.
 
     Yields what is done next. ConfigError: an intervention that fails or is not undone.
     """
     report.changes = [Change(one.name, one.success) for one in played.interventions]
+    rows = [ProgressRow(f"{AS_MUCH} after this: {one.name}") for one in played.interventions]
     random = np.random.default_rng([subject.seed, 0xCA5E])
     played.env.action_space.seed(int(random.integers(2**31)))
     while report.changes and report.claims < CLAIMS and report.steps < STEPS:
@@ -96,8 +100,8 @@ def intervene(subject: Subject, played: AuditEnv, report: InterventionReport) ->
         if episode.claim is None:
             continue
         report.claims += 1
-        observation, before = episode.claim
-        for one, change in zip(played.interventions, report.changes, strict=True):
+        observation, before, claim = episode.claim
+        for one, change, row in zip(played.interventions, report.changes, rows, strict=True):
             with as_config_error(f"the intervention {one.name!r} fails", _APPLIES):
                 undo = one.apply(random)
             image = played.take(observation)
@@ -105,6 +109,8 @@ def intervene(subject: Subject, played: AuditEnv, report: InterventionReport) ->
                 undo()
             scores = subject.score(image[None])
             change.claimed += 1
+            if not one.success:
+                row.add(scores.progress >= claim.progress)
             if scores.rewarded[0]:
                 change.stay += 1
                 if not one.success:
@@ -116,3 +122,5 @@ def intervene(subject: Subject, played: AuditEnv, report: InterventionReport) ->
                     f"by {differs:.1f} grey levels from the one before. Expected apply(random) to "
                     "return a function that brings the environment back; correct it."
                 )
+    if progress is not None and report.claims >= LEAST_CLAIMS:
+        progress.rows += [row for row in rows if row.of]

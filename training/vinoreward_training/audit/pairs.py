@@ -9,6 +9,7 @@ from vinoreward.errors import DatasetError
 from vinoreward.images import read_image
 from vinoreward_training.audit.checks import Check, Subject, share_check
 from vinoreward_training.audit.interventions import STAY
+from vinoreward_training.audit.progress import AS_MUCH, ProgressReport, ProgressRow
 from vinoreward_training.data.dataset_files import images_below, inside, is_visible
 
 BEFORE = "success"
@@ -34,7 +35,7 @@ class PairRow:
         return share_check(sentence, self.stay, self.claimed, STAY)
 
 
-def compare_pairs(subject: Subject, folder: Path) -> list[PairRow]:
+def compare_pairs(subject: Subject, folder: Path, progress: ProgressReport | None) -> list[PairRow]:
     """Score the pairs of a folder.
 
     Raises:
@@ -60,6 +61,7 @@ def compare_pairs(subject: Subject, folder: Path) -> list[PairRow]:
                 f"Expected pairs such as {BEFORE}/01.png and {change}/01.png."
             )
         claimed = stay = 0
+        row = ProgressRow(f"{AS_MUCH} when the cause is {change}")
         for stem in both:  # one pair in memory at a time
             images = [read_image(inside(folder, each[stem]))[None] for each in (before, after)]
             success, changed = (subject.score(one) for one in images)
@@ -68,6 +70,10 @@ def compare_pairs(subject: Subject, folder: Path) -> list[PairRow]:
                 subject.false_positives.add(images[1], changed.probability, cause)
             claimed += int(success.rewarded[0])
             stay += int(success.rewarded[0] and changed.rewarded[0])
+            if success.rewarded[0]:
+                row.add(changed.progress >= success.progress)
+        if progress is not None:
+            progress.rows.append(row)
         rows.append(PairRow(change, len(both), claimed, stay))
     return rows
 

@@ -15,6 +15,7 @@ from vinoreward_training.audit.env import LEAST_CLAIMS
 from vinoreward_training.audit.interventions import InterventionReport
 from vinoreward_training.audit.learned_policy import LearnedPolicy
 from vinoreward_training.audit.pairs import PairRow
+from vinoreward_training.audit.progress import ProgressReport
 from vinoreward_training.audit.replays import ReplayReport
 from vinoreward_training.audit.search import SearchReport
 from vinoreward_training.configs import AuditConfig
@@ -45,6 +46,8 @@ class AuditReport:
     replays: ReplayReport | None = None
     searches: list[SearchReport] = field(default_factory=list)
     learned_policy: LearnedPolicy | None = None
+    progress: ProgressReport | None = None
+    """None of a classifier without progress."""
     false_positives: FalsePositives = field(default_factory=FalsePositives)
 
     @property
@@ -52,13 +55,13 @@ class AuditReport:
         """All checks; of faults the worst first."""
         parts = (self.interventions, self.replays, *self.searches, self.learned_policy)
         checks = [row.check() for row in self.pairs]
-        for part in (*parts, self.corruptions):
+        for part in (*parts, self.corruptions, self.progress):
             checks += part.checks() if part is not None else ()
         return checks
 
     @property
     def faults(self) -> list[str]:
-        """Which failures are rewarded, in sentences."""
+        """Which failures are rewarded, and what is paid as progress, in sentences."""
         return [check.sentence for check in self.checks if check.failed and not check.miss]
 
     @property
@@ -86,7 +89,7 @@ class AuditReport:
     @property
     def notes(self) -> list[str]:
         """How much the tests say, in sentences."""
-        parts = (self.interventions, self.replays, self.learned_policy)
+        parts = (self.interventions, self.replays, self.learned_policy, self.progress)
         return [self.note, *(part.note for part in parts if part is not None)]
 
     @property
@@ -112,9 +115,8 @@ class AuditReport:
         """Return plain values."""
         claimed, frames = self.corruptions.failing_camera_total
         families = self.corruptions.failing_camera
-        parts = {
-            name: getattr(self, name) for name in ("interventions", "replays", "learned_policy")
-        }
+        names = ("interventions", "replays", "learned_policy", "progress")
+        parts = {name: getattr(self, name) for name in names}
         values = {
             **{name: getattr(self, name) for name in ("bundle", "safe", "verdict", "faults")},
             "robust": not self.misses,
@@ -180,6 +182,9 @@ def sections_of(report: AuditReport, config: AuditConfig, out: Path) -> list[Sec
     if report.pairs:
         rows = [dataclasses.asdict(row) for row in report.pairs]
         sections.append(Section("Claims that stay when their cause is gone", rows=rows))
+    if report.progress is not None:
+        rows = [dataclasses.asdict(row) for row in report.progress.rows]
+        sections.append(Section("Progress", report.progress.note, rows=rows))
     families = [
         {"kind": name, "claimed": one, "frames": count}
         for name, (one, count) in found.failing_camera.items()

@@ -54,20 +54,24 @@ class Targets:
     horizon: float
 
 
+def read_steps(dataset: Dataset) -> npt.NDArray[np.float64]:
+    """Return (3, N) steps: to success, since the episode began, of the episode; NaN if unknown."""
+    rows = {}
+    if (dataset.folder / METADATA).is_file():
+        rows = {row["file"]: row for row in read_metadata(dataset.folder)}
+    known = [rows.get(file, {}) for file in dataset.files]
+    names = ("to_success", "step", "steps")
+    columns = np.array([[number(row.get(name, "")) for row in known] for name in names])
+    columns[0, dataset.labels == 1] = 0.0
+    return columns
+
+
 def read_targets(dataset: Dataset, train: Indices) -> Targets:
     """Return the targets of a capture's frames; those of ``train`` choose the horizon.
 
     DatasetError if nothing tells how far success was.
     """
-    rows = {}
-    if (dataset.folder / METADATA).is_file():
-        rows = {row["file"]: row for row in read_metadata(dataset.folder)}
-
-    def column(name: str) -> npt.NDArray[np.float64]:
-        return np.array([number(rows.get(file, {}).get(name, "")) for file in dataset.files])
-
-    steps, step, length = map(column, ("to_success", "step", "steps"))
-    steps[dataset.labels == 1] = 0.0
+    steps, step, length = read_steps(dataset)
     ways = (step + steps)[train]  # from the first step of an episode to its success
     ways = ways[np.isfinite(ways)]
     horizon = float(np.quantile(ways, HORIZON_SHARE)) if len(ways) else 0.0
@@ -151,16 +155,23 @@ class Rise:
         )
 
 
-def rise(found: Floats, targets: Targets, dataset: Dataset, part: Indices) -> Rise:
-    """Return how progress (M,) of the frames of a held-out part follows its episodes."""
-    steps, episodes, rising, count = targets.steps[part], dataset.episodes[part], 0, 0
+def extremes(steps: npt.NDArray[np.floating], episodes: Indices, horizon: float) -> Indices:
+    """Return the frames (E, 2) with the most and the fewest of ``steps`` (N,) to success, of each
+    episode where these are ``APART``; beyond the horizon progress is 0, however far it is."""
+    steps, found = np.minimum(steps, horizon), []
     for episode in np.unique(episodes[~np.isnan(steps)]):
         members = np.flatnonzero((episodes == episode) & ~np.isnan(steps))
         first, last = members[steps[members].argmax()], members[steps[members].argmin()]
-        if steps[first] - steps[last] >= APART * targets.horizon:
-            count += 1
-            rising += bool(found[last] > found[first])
-    return Rise(rising, count, mean_error(found, targets.known[part]))
+        if steps[first] - steps[last] >= APART * horizon:
+            found.append((first, last))
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def rise(found: Floats, targets: Targets, dataset: Dataset, part: Indices) -> Rise:
+    """Return how progress (M,) of the frames of a held-out part follows its episodes."""
+    first, last = extremes(targets.steps[part], dataset.episodes[part], targets.horizon).T
+    rising = int((found[last] > found[first]).sum())
+    return Rise(rising, len(first), mean_error(found, targets.known[part]))
 
 
 def section(found: Floats, targets: Targets, part: Indices, rises: Rise, path: Path) -> Section:
