@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import (
+    PASSED,
     Corridor,
     cell_log_odds,
     cell_progress,
@@ -21,6 +23,7 @@ from toy_environments import (
 )
 
 from vinoreward import Bundle, Judge, LearnedReward, VecLearnedReward, VectorLearnedReward
+from vinoreward.bundles.locate import INT8_FILE
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec
 from vinoreward.errors import BundleError, BundleParityError, ConfigError
@@ -172,6 +175,15 @@ def test_what_says_nothing_of_progress_is_refused(tmp_path: Path) -> None:
     for scorer in ({"bundle": save_toy_bundle(tmp_path / "toy")}, {"judge": Judge(len, 0.5)}):  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=r"says nothing of progress.*finetune --progress"):
             LearnedReward(env, image_source="obs", reward_mode="progress", **scorer)  # type: ignore[arg-type]
+
+
+def test_int8_is_not_chosen_for_it(bundle: Bundle) -> None:
+    files = {**bundle.spec.files, INT8_FILE: "0" * 64}
+    spec = dataclasses.replace(bundle.spec, quantization=PASSED, files=files)
+    for progress, precision in ((spec.progress, "fp32"), (None, "int8")):
+        one = dataclasses.replace(bundle, spec=dataclasses.replace(spec, progress=progress))
+        assert one.resolve_precision("openvino") == precision
+        assert one.resolve_precision("openvino", "int8") == "int8"
 
 
 def test_its_column_is_checked(bundle: Bundle, tmp_path: Path) -> None:

@@ -128,7 +128,8 @@ class Bundle:
 
         ``"auto"`` is INT8 if the bundle has it, its gate passed and the backend gains by it, which
         OpenVINO does, without VNNI too; ONNX Runtime's INT8 of these networks is no faster than its
-        FP32. By a rule, not by timing here, so that a seed pays the same rewards everywhere.
+        FP32. By a rule, not by timing here, so that a seed pays the same rewards everywhere. With
+        progress it is FP32: INT8 is checked for its decisions, and progress loses by it.
 
         Raises:
             ConfigError: INT8 was requested, but is missing, failed the gate or cannot run there.
@@ -136,7 +137,8 @@ class Bundle:
         gate = self.spec.quantization
         ready = gate is not None and gate.passed and locate.INT8_FILE in self.spec.files
         if precision == "auto":
-            return "int8" if ready and backend == "openvino" else "fp32"
+            gains = backend == "openvino" and self.spec.progress is None
+            return "int8" if ready and gains else "fp32"
         known = BACKENDS.find(backend).precisions
         if precision not in known:
             raise ConfigError(

@@ -296,7 +296,8 @@ def conclude(
     if verdict.level == "useless":
         return USELESS
     bundle = Bundle.load(path, verify=False)
-    print(f"INT8: {classifier_int8(bundle, dataset, config.int8)}")
+    if bundle.spec.progress is None or config.int8 == "on":  # progress is FP32's by default
+        print(f"INT8: {classifier_int8(bundle, dataset, config.int8)}")
     if distilled:
         following = to_train(path, bundle.spec)
         if (differences := path.parent / DIFFERENCES).is_dir():

@@ -163,7 +163,8 @@ class FinetuneConfig:
     """Sub-folder with the successes."""
     int8: Int8 = "auto"
     """Add an INT8 network. auto: if its decisions agree with FP32's and it is faster on this
-    processor; on: if they agree, else the command fails; off: no."""
+    processor, and there is no progress, which is FP32's; on: if they agree, else the command
+    fails; off: no."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of initial weights and order; not of the split."""
     resume: bool = False
