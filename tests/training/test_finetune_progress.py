@@ -139,6 +139,13 @@ def test_calibration_is_a_rising_line() -> None:
     assert (found.scale, found.offset) == pytest.approx((2.0, 0.25), abs=1e-5)
     falling = calibrated(-column, targets, every)
     assert falling == Progress(horizon=10.0, scale=LEAST_SCALE)
+    # Of 95 frames near success and 5 far from it, which lie on no line, either tenth says as much.
+    many = of_steps([0.0] * 9 + [5.0] * 95 + [90.0] * 5, 100)
+    column = np.repeat(np.array([1.0, 0.8, 0.7], np.float32), [9, 95, 5])
+    scale = calibrated(column, many, np.arange(109)).scale
+    share = 95 / (9 + 95)  # the successes are of the same tenth
+    wanted = (0.2 * 0.05 * share + 0.3 * 0.9) / (0.2**2 * share + 0.3**2)
+    assert scale == pytest.approx(wanted, rel=1e-4)
 
 
 def test_an_episode_rises_if_its_last_image_is_above_its_first() -> None:
