@@ -320,7 +320,7 @@ def test_a_seed_gives_the_same_audit_on_any_threads(bundle: Bundle, tmp_path: Pa
         (["--interventions", "a.py:b"], "--interventions"),
         (["--truth", "done"], "--truth"),
         (["--env", "NoSuch-v0"], "NoSuch-v0"),
-        (["--pairs", "nowhere"], "the folders none"),
+        (["--pairs", "nowhere"], "nowhere has no folders"),
         (["--env", "Toy-v0", "--bundle", "views"], "found --env"),  # of several images
         (["--data", "few"], "29 episodes with a failure.*at least 30"),
     ],
