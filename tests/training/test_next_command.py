@@ -18,7 +18,7 @@ from image_folders import write_folder
 from tiny_network import rewrite
 from toy_environments import save_toy_bundle
 
-from vinoreward.bundles.schema import BundleSpec
+from vinoreward.bundles.schema import BundleSpec, Progress
 from vinoreward.images import ImageSpec
 from vinoreward_training.classifier import finetune
 from vinoreward_training.classifier.evaluation import Level, Verdict
@@ -168,6 +168,8 @@ def test_a_bundle_is_trained_on_where_its_images_are_from(
         "vinoreward", "train", "--bundle", "runs/my lift-classifier", "--out",
         "runs/my lift-policy-2",
     ]  # fmt: skip
+    shaped = dataclasses.replace(spec(env="a:B-v0"), progress=Progress(horizon=9))
+    assert "--reward-mode progress" in to_train(tmp_path / "lift" / "bundle", shaped)
     installed = shlex.split(to_train(tmp_path.parent / "installed", spec(env="a:B-v0")))
     assert installed[-2:] == ["--out", "runs/installed-policy"]
 

@@ -292,6 +292,7 @@ def to_train(bundle: Path, spec: BundleSpec) -> str:
     option = "--encoder" if spec.kind == "encoder" else "--bundle"
     words: list[object] = ["train", option, _from_here(run)]
     words += [*trust_args(known["env"]), *trust_args(known.get("truth"), "--truth")]
+    words += [] if spec.progress is None else ["--reward-mode", "progress"]
     # Next to the run that has the bundle; an installed bundle is in none.
     place = run.parent if run != bundle else Path("runs")
     out = _from_here(place / f"{name}-policy")
