@@ -14,10 +14,19 @@ def act(observation: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
     In half of the episodes the place is 20 to 30 cm from the goal: further in, the goal hides the
     ball. In the others it is anywhere in the room or beyond its walls, which hide the ball too.
     """
+    return _go(observation, 0.5)
+
+
+def straight(observation: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Likewise, but three episodes of four go to the goal, for a capture that teaches progress."""
+    return _go(observation, 0.75)
+
+
+def _go(observation: Mapping[str, NDArray[np.float64]], share: float) -> NDArray[np.float64]:
     goal = observation["desired_goal"]
     # The goal is fixed in an episode, so its last digits tell episodes apart.
     luck = np.random.default_rng(goal.view(np.uint64))
-    if luck.random() < 0.5:
+    if luck.random() < share:
         angle = luck.uniform(0, 2 * np.pi)
         aim = goal + luck.uniform(0.2, 0.3) * np.array([np.cos(angle), np.sin(angle)])
     else:
