@@ -14,6 +14,7 @@ from label_logs import write_film
 
 from vinoreward.errors import ConfigError, DatasetError
 from vinoreward_training.capture import command as capture
+from vinoreward_training.classifier.progress import read_targets
 from vinoreward_training.cli import main
 from vinoreward_training.configs import CaptureConfig
 from vinoreward_training.data.dataset import load_dataset
@@ -73,6 +74,9 @@ def test_videos_become_episodes_with_labels_by_time(
         assert times.get(("b/c.mp4", second)) == wanted
     left = {(row["video"], float(row["second"])): row["to_success"] for row in rows}
     assert [left["a.mp4", second] for second in (0, 1.5, 2, 3.75)] == ["8", "2", "0", "0"]
+    # Success comes after 8 images of the one and 4 of the other, and lasts.
+    found = read_targets(load_dataset(out), np.arange(len(rows)))
+    assert found.horizon == pytest.approx(np.quantile([8, 4], 0.9))
     # The images show the moments that they are said to.
     data = load_dataset(out)
     assert data.images.shape == (28, 16, 24, 3) and data.image().resize == "pil_bilinear"

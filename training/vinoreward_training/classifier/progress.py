@@ -72,8 +72,10 @@ def read_targets(dataset: Dataset, train: Indices) -> Targets:
     DatasetError if nothing tells how far success was.
     """
     steps, step, length = read_steps(dataset)
-    ways = (step + steps)[train]  # from the first step of an episode to its success
-    ways = ways[np.isfinite(ways)]
+    ways, episodes = (step + steps)[train], dataset.episodes[train]
+    # To an episode's first success: where success lasts, its later images would count as longer.
+    known = episodes[np.isfinite(ways)]
+    ways = np.array([np.nanmin(ways[episodes == episode]) for episode in np.unique(known)])
     horizon = float(np.quantile(ways, HORIZON_SHARE)) if len(ways) else 0.0
     if not (steps[train] > 0).any() or horizon <= 0:
         raise DatasetError(

@@ -186,7 +186,7 @@ def take_images(
                 f"{number:06d}-{index:06d}.png", category == "success", category, number, 0
             )
             row |= {"video": video.name, "second": second_of(index, fps)}
-            row["to_success"] = to_success(shown_by == 1, index)
+            row |= {"step": str(index), "to_success": to_success(shown_by == 1, index)}
             table.add([(image if size is None else resized(image, *size), row)])
             yield 1
 
