@@ -12,16 +12,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from stable_baselines3.common.vec_env import DummyVecEnv
+from corridor_forms import sb3, single, vector
 from toy_environments import MIDDLE, SLOPE, Corridor, save_toy_bundle
 
-from vinoreward import Judge, LearnedReward, VecLearnedReward, VectorLearnedReward
+from vinoreward import Judge, LearnedReward
 from vinoreward.errors import ConfigError, InputError, OutOfDistributionError, OutputError
 from vinoreward.rewards.classifier import Classifier
 from vinoreward.rewards.judge import ABSTAINED
-
-ACTIONS = [1, 1, 0, 1, 1, 1] * 5
 
 
 def reddish(images: np.ndarray) -> np.ndarray:
@@ -33,43 +30,6 @@ def unsure(images: np.ndarray) -> np.ndarray:
     """It abstains from the last two cells."""
     scores = reddish(images)
     return np.where(scores > 0.9, np.nan, scores)
-
-
-def single(**given: Any) -> list[tuple[float, ...]]:
-    env = LearnedReward(Corridor("image", first_cells=(3,)), image_source="obs", **given)
-    env.reset(seed=0)
-    found = []
-    for action in ACTIONS:
-        _, reward, terminated, truncated, info = env.step(action)
-        found.append((float(reward), info["is_success"], info["reward_prob"]))
-        if terminated or truncated:
-            env.reset()
-    return found
-
-
-def vector(**given: Any) -> list[tuple[float, ...]]:
-    envs = SyncVectorEnv(
-        [lambda: Corridor("image", first_cells=(3,))] * 2, autoreset_mode=AutoresetMode.SAME_STEP
-    )
-    env = VectorLearnedReward(envs, image_source="obs", **given)
-    env.reset(seed=0)
-    found = []
-    for action in ACTIONS:
-        _, rewards, _, _, infos = env.step(np.array([action, action]))
-        found.append((float(rewards[1]), infos["is_success"][1], infos["reward_prob"][1]))
-    return found
-
-
-def sb3(**given: Any) -> list[tuple[float, ...]]:
-    venv = DummyVecEnv([lambda: Corridor("image", first_cells=(3,))])
-    env = VecLearnedReward(venv, image_source="obs", **given)
-    env.seed(0)
-    env.reset()
-    found = []
-    for action in ACTIONS:
-        _, rewards, _, infos = env.step(np.array([action]))
-        found.append((float(rewards[0]), infos[0]["is_success"], infos[0]["reward_prob"]))
-    return found
 
 
 @pytest.mark.parametrize("form", [single, vector, sb3])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from corridor_forms import sb3, single, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stable_baselines3.common.vec_env import DummyVecEnv
 from toy_environments import (
     PASSED,
     Corridor,
@@ -22,7 +20,7 @@ from toy_environments import (
     save_toy_bundle,
 )
 
-from vinoreward import Bundle, Judge, LearnedReward, VecLearnedReward, VectorLearnedReward
+from vinoreward import Bundle, Judge, LearnedReward
 from vinoreward.bundles.locate import INT8_FILE
 from vinoreward.bundles.save import save_bundle
 from vinoreward.bundles.schema import BundleSpec
@@ -32,6 +30,7 @@ from vinoreward.rewards.decision import RewardOptions
 from vinoreward.rewards.reward_model import RewardModel
 
 PATH = [1, 1, 0, 1, 0, 0, 1, 1, 1, 1]
+"""A claim, six steps that end in a truncation, and a claim."""
 
 
 @pytest.fixture(scope="module")
@@ -53,52 +52,15 @@ def test_it_stands_beside_the_probability_in_every_form(bundle: Bundle) -> None:
         assert classifier.predict(many).progress == pytest.approx(expected, abs=1e-5)
 
 
-def single(**given: Any) -> list[float]:
-    env = LearnedReward(Corridor("image", first_cells=(3,)), image_source="obs", **given)
-    found: list[float] = []
-    env.reset(seed=0)
-    for action in PATH:
-        _, reward, terminated, truncated, info = env.step(action)
-        found += [float(reward), info["reward_progress"]]
-        if terminated or truncated:
-            env.reset()
-    return found
-
-
-def vector(**given: Any) -> list[float]:
-    envs = SyncVectorEnv(
-        [lambda: Corridor("image", first_cells=(3,))] * 2, autoreset_mode=AutoresetMode.SAME_STEP
-    )
-    env = VectorLearnedReward(envs, image_source="obs", **given)
-    env.reset(seed=0)
-    found: list[float] = []
-    for action in PATH:
-        _, rewards, _, _, infos = env.step(np.array([action, action]))
-        found += [float(rewards[1]), infos["reward_progress"][1]]
-    return found
-
-
-def sb3(**given: Any) -> list[float]:
-    venv = DummyVecEnv([lambda: Corridor("image", first_cells=(3,))])
-    env = VecLearnedReward(venv, image_source="obs", **given)
-    env.seed(0)
-    env.reset()
-    found: list[float] = []
-    for action in PATH:
-        _, rewards, _, infos = env.step(np.array([action]))
-        found += [float(rewards[0]), infos[0]["reward_progress"]]
-    return found
-
-
-def paid(gamma: float, success: float, step: float) -> list[float]:
+def paid(gamma: float, success: float, step: float) -> list[tuple[float, ...]]:
     """What :data:`PATH` must be paid from cell 3, restated; cells from 5 are claimed."""
-    cell, steps, found = 3, 0, list[float]()
+    cell, steps, found = 3, 0, list[tuple[float, ...]]()
     for action in PATH:
         before, cell, steps = cell, cell + (1 if action else -1), steps + 1
         claimed = cell >= 5
         following = 0.0 if claimed or cell == 0 else success * cell_progress(cell)
         reward = (success if claimed else step) + gamma * following
-        found += [reward - success * cell_progress(before), cell_progress(cell)]
+        found.append((reward - success * cell_progress(before), cell_progress(cell)))
         if claimed or steps == 6:
             cell, steps = 3, 0
     return found
@@ -106,11 +68,13 @@ def paid(gamma: float, success: float, step: float) -> list[float]:
 
 @pytest.mark.parametrize("form", [single, vector, sb3])
 def test_it_is_paid_as_a_potential_in_units_of_a_success(
-    form: Callable[..., list[float]], bundle: Bundle
+    form: Callable[..., list[tuple[float, ...]]], bundle: Bundle
 ) -> None:
     options = {"success_reward": 10.0, "step_reward": -1.0, "gamma": 0.9}
-    found = form(bundle=bundle, reward_mode="progress", **options)
-    assert found == pytest.approx(paid(0.9, 10.0, -1.0), abs=1e-4)
+    found = form(
+        bundle=bundle, keys=("reward_progress",), actions=PATH, reward_mode="progress", **options
+    )
+    np.testing.assert_allclose(found, paid(0.9, 10.0, -1.0), atol=1e-4)
 
 
 IMAGES = np.zeros((256, 6, 8, 3), np.uint8)
