@@ -35,8 +35,8 @@ LEAST_SCALE = 0.01
 APART = 0.1
 """Of the horizon: images of an episode that are nearer to each other than this say little of it."""
 LEAST_RISING = 0.8
-"""Share of the episodes whose progress rises, with 95 % confidence, below which a warning says that
-progress was not learned."""
+"""Share of the episodes whose progress rises, with 95 % confidence, below which there is a warning:
+progress was not learned, or the episodes are too few to tell."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -152,9 +152,7 @@ class Rise:
         )
         if self.least >= LEAST_RISING:
             return said
-        return (
-            f"{said}; warning: it was not learned, capture more with --progress, or larger images"
-        )
+        return f"{said}; warning: perhaps in fewer than {LEAST_RISING:.0%}; capture more, with --progress"
 
 
 def extremes(steps: npt.NDArray[np.floating], episodes: Indices, horizon: float) -> Indices:
