@@ -152,7 +152,8 @@ class Rise:
         )
         if self.least >= LEAST_RISING:
             return said
-        return f"{said}; warning: perhaps in fewer than {LEAST_RISING:.0%}; capture more, with --progress"
+        few = f"warning: perhaps in fewer than {LEAST_RISING:.0%}"
+        return f"{said}; {few}; capture more, with --progress"
 
 
 def extremes(steps: npt.NDArray[np.floating], episodes: Indices, horizon: float) -> Indices:
